@@ -1,0 +1,183 @@
+"""What a player sends requests to: an emulated engine, or a real vLLM over HTTP."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import httpx
+
+from bench.emulator import EmulatedEngine
+
+OnTokens = Callable[[int], None]
+"""Called whenever tokens arrive, with the number received so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one request."""
+
+    token_ids: list[int]
+    cached_tokens: int | None
+    """Prompt tokens that came from the prefix cache; None where the engine does not say."""
+
+
+class Backend(Protocol):
+    """An engine that completes prompts given as token ids."""
+
+    async def complete(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
+    ) -> Completion:
+        """Generate exactly `output_tokens` tokens. Cancelling the call aborts the request."""
+        ...
+
+
+@dataclass(slots=True)
+class _Stream:
+    on_tokens: OnTokens
+    done: asyncio.Future[Completion]
+    tokens: list[int] = field(default_factory=list)
+
+
+class EmulatedBackend:
+    """Drives an emulated engine by the running loop's clock, real or virtual. Enter it to start the engine."""
+
+    def __init__(self, engine: EmulatedEngine) -> None:
+        self.engine = engine
+        self._streams: dict[str, _Stream] = {}
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def complete(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
+    ) -> Completion:
+        """See `Backend.complete`."""
+        self.engine.submit(request_id, prompt, output_tokens)
+        stream = _Stream(on_tokens, asyncio.get_running_loop().create_future())
+        self._streams[request_id] = stream
+        self._work.set()
+        try:
+            return await stream.done
+        finally:
+            if self._streams.pop(request_id, None) is not None:
+                self.engine.abort(request_id)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._work.clear()
+                due = self.engine.step(loop.time())
+                self._deliver()
+                if due is None:
+                    await self._work.wait()
+                else:
+                    await asyncio.sleep(max(0.0, due - loop.time()))
+        except Exception as error:
+            # Without this its callers would wait for ever; the error itself comes out when the engine is left.
+            for stream in self._streams.values():
+                stream.done.set_exception(RuntimeError(f"the engine failed: {error}"))
+            raise
+
+    def _deliver(self) -> None:
+        for output in self.engine.drain():
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            stream.tokens.append(output.token)
+            stream.on_tokens(len(stream.tokens))
+            if output.finished:
+                del self._streams[output.request_id]
+                if not stream.done.done():
+                    stream.done.set_result(Completion(stream.tokens, output.cached_tokens))
+
+
+class VllmBackend:
+    """A vLLM server. Prompts go as token ids and generated ids come back, so no tokenizer is needed.
+
+    Cached tokens are reported by servers started with `--enable-prompt-tokens-details`.
+    """
+
+    def __init__(
+        self, url: str, model: str, read_timeout_s: float = 300.0, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(read_timeout_s, connect=5.0, pool=None),
+            limits=httpx.Limits(max_connections=None),
+            transport=transport,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache (development endpoint); RuntimeError where the server refuses."""
+        response = await self._client.post("/reset_prefix_cache")
+        response.raise_for_status()
+        if not response.json().get("success", True):
+            raise RuntimeError(f"{self.url} would not reset its prefix cache: requests are running")
+
+    async def complete(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
+    ) -> Completion:
+        """See `Backend.complete`; httpx.HTTPError where the server fails, RuntimeError where its answer falls short."""
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": output_tokens,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        tokens: list[int] = []
+        cached: int | None = None
+        headers = {"X-Request-Id": request_id}
+        async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            if response.is_error:
+                await response.aread()
+                response.raise_for_status()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event: dict[str, Any] = json.loads(line[len("data: ") :])
+                if "error" in event:
+                    raise RuntimeError(f"{self.url}: {event['error']}")
+                for choice in event.get("choices", ()):
+                    tokens += choice.get("token_ids") or ()
+                    on_tokens(len(tokens))
+                cached = _cached_tokens(event, cached)
+        if len(tokens) != output_tokens:
+            raise RuntimeError(f"{self.url}: {len(tokens)} of {output_tokens} tokens")
+        return Completion(tokens, cached)
+
+
+def _cached_tokens(event: dict[str, Any], known: int | None) -> int | None:
+    details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+    value = details.get("cached_tokens", known)
+    return None if value is None else int(value)

@@ -1,0 +1,96 @@
+"""Child processes that end with their parent's block: engines, the control plane, its collector."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+TAIL_LINES = 20
+STOP_SECONDS = 20.0
+KILL_SECONDS = 5.0
+
+
+class Child:
+    """A running child process, the leader of a process group of its own."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    def require_alive(self) -> None:
+        """Raise RuntimeError, with the end of the child's log, if it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            tail = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-TAIL_LINES:])
+            raise RuntimeError(f"{self.name} ended with exit code {code}:\n{tail}")
+
+    def stop(self) -> None:
+        """Ask the child to end, then end its whole group."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._signal_group(signal.SIGKILL)
+                self.process.wait(KILL_SECONDS)
+        # A leader that died early may have left workers behind.
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+@contextmanager
+def running(
+    name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Child]:
+    """Run a command with its output in `log`, and end it at the end of the block.
+
+    It gets its own process group, so that Ctrl-C reaches only the parent, which ends its children in order.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+    child = Child(name, process, log)
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+def wait_healthy(child: Child, url: str, timeout_s: float) -> None:
+    """Wait until `url` answers 200; RuntimeError if the child ends or takes longer."""
+    deadline = time.monotonic() + timeout_s
+    with httpx.Client(trust_env=False, timeout=2.0) as client:
+        while time.monotonic() < deadline:
+            child.require_alive()
+            try:
+                if client.get(url).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+    raise RuntimeError(f"{child.name} did not answer at {url} within {timeout_s:.0f} s; its log is {child.log}")
+
+
+def cancel_on_sigterm() -> None:
+    """Make SIGTERM cancel the running task, as Ctrl-C does, so that its blocks end and its children with them."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

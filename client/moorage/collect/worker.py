@@ -1,0 +1,174 @@
+"""One engine's task: looks at it again and again, hands on what it saw, and logs how it fares."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from moorage.collect.logs import line, logger
+from moorage.collect.reader import EngineReader, EngineUnreachable, EngineUnreadable
+from moorage.v1.scheduler_pb2 import InstanceSnapshot
+
+
+class Pace:
+    """Seconds between two looks and two heartbeats: fixed if `interval` is given, else as the server wishes."""
+
+    DEFAULT_SECONDS = 1.0
+    BOUNDS = (0.1, 60.0)
+
+    def __init__(self, interval: float | None, timeout: float | None) -> None:
+        self._fixed = interval is not None
+        self._timeout = timeout
+        self.interval = interval if interval is not None else self.DEFAULT_SECONDS
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one look may take; by default less than the interval, so that none overlaps the next."""
+        return self._timeout if self._timeout is not None else 0.8 * self.interval
+
+    def suggest(self, interval: float | None) -> None:
+        """Takes the server's wish, within bounds, unless the interval is fixed."""
+        if not self._fixed and interval:
+            self.interval = min(max(interval, self.BOUNDS[0]), self.BOUNDS[1])
+
+
+class Board:
+    """The newest snapshots of each engine that have not been sent yet."""
+
+    def __init__(self) -> None:
+        self._fresh: dict[str, tuple[InstanceSnapshot, ...]] = {}
+        self._arrived = asyncio.Event()
+
+    def put(self, instance_id: str, snapshots: tuple[InstanceSnapshot, ...]) -> None:
+        """Replaces what is there for this engine."""
+        self._fresh[instance_id] = snapshots
+        self._arrived.set()
+
+    def drop(self, instance_id: str) -> None:
+        """The engine does not answer any more: what was not sent is not news."""
+        self._fresh.pop(instance_id, None)
+
+    async def wait(self) -> None:
+        """Until there may be something to take."""
+        await self._arrived.wait()
+
+    def take(self) -> list[InstanceSnapshot]:
+        """All that is new, once."""
+        self._arrived.clear()
+        taken = [snapshot for snapshots in self._fresh.values() for snapshot in snapshots]
+        self._fresh.clear()
+        return taken
+
+
+class EngineState(Enum):
+    """How the engine looks from here."""
+
+    UNKNOWN = "unknown"
+    REACHABLE = "reachable"
+    # No answer.
+    UNREACHABLE = "unreachable"
+    # An answer that is not an engine's metrics.
+    UNREADABLE = "unreadable"
+
+
+class EngineWorker:
+    """Runs one reader. Whatever goes wrong with its engine stays here."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        reader: EngineReader,
+        board: Board,
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = EngineState.UNKNOWN
+        # Looks that failed: since the last good one, and in all.
+        self.failures = 0
+        self.failures_total = 0
+        self._instance_id = instance_id
+        self._reader = reader
+        self._board = board
+        self._pace = pace
+        self._clock = clock
+        self._since = clock()
+        self._remarked: set[str] = set()
+        self._incarnations: dict[int, str] = {}
+        self._wake = asyncio.Event()
+
+    def look_now(self) -> None:
+        """The server asks for this engine: everything is asked again, without waiting for the next look."""
+        self._reader.forget_facts()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Looks once per interval, until cancelled."""
+        while True:
+            started = self._clock()
+            await self.look()
+            try:
+                async with asyncio.timeout(max(0.0, started + self._pace.interval - self._clock())):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            finally:
+                self._wake.clear()
+
+    async def look(self) -> None:
+        """Reads the engine once. Never fails."""
+        try:
+            reading = await self._reader.read(self._pace.timeout)
+        except EngineUnreachable as error:
+            self._failed(EngineState.UNREACHABLE, error)
+        except EngineUnreadable as error:
+            self._failed(EngineState.UNREADABLE, error)
+        # A reader that breaks on one engine must not take the others down.
+        except Exception as error:
+            self._failed(EngineState.UNREADABLE, error, unexpected=True)
+        else:
+            self._board.put(self._instance_id, reading.snapshots)
+            self._enter(EngineState.REACHABLE)
+            self.failures = 0
+            self._remark(reading.remarks)
+            self._note_incarnations(reading.snapshots)
+
+    def _failed(self, state: EngineState, error: Exception, unexpected: bool = False) -> None:
+        self.failures += 1
+        self.failures_total += 1
+        self._board.drop(self._instance_id)
+        self._enter(state, error if unexpected else None, reason=f"{type(error).__name__}: {error}")
+
+    def _enter(self, state: EngineState, trace: Exception | None = None, **fields: object) -> None:
+        """Logs a change of state, with what it was before and for how long; says nothing while nothing changes."""
+        if state is self.state:
+            return
+        now = self._clock()
+        level = logger.info if state is EngineState.REACHABLE else logger.warning
+        level(
+            line(
+                "engine_state",
+                instance=self._instance_id,
+                state=state.value,
+                was=self.state.value,
+                seconds=now - self._since,
+                failures=self.failures,
+                failures_total=self.failures_total,
+                **fields,
+            ),
+            exc_info=trace,
+        )
+        self.state, self._since = state, now
+
+    def _remark(self, remarks: frozenset[str]) -> None:
+        for remark in sorted(remarks - self._remarked):
+            self._remarked.add(remark)
+            logger.warning(line("engine_remark", instance=self._instance_id, remark=remark))
+
+    def _note_incarnations(self, snapshots: tuple[InstanceSnapshot, ...]) -> None:
+        for snapshot in snapshots:
+            known = self._incarnations.get(snapshot.dp_rank)
+            if known != snapshot.incarnation:
+                self._incarnations[snapshot.dp_rank] = snapshot.incarnation
+                event = "engine_started" if known is None else "engine_restarted"
+                fields = {"dp_rank": snapshot.dp_rank, "incarnation": snapshot.incarnation}
+                logger.info(line(event, instance=self._instance_id, **fields))

@@ -1,0 +1,135 @@
+"""The one interceptor of the server: failures become statuses, calls are counted, decisions are logged."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from time import perf_counter
+from typing import Any
+
+import grpc
+import structlog
+
+from moorage_server.api.decision_log import DecisionLog
+from moorage_server.api.errors import abort_with, internal
+from moorage_server.api.rpc_stats import MethodStats, RpcStats
+from moorage_server.api.validation import pool_of
+from moorage_server.errors import MoorageFailure
+
+_log = structlog.get_logger(component="api")
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+#: Health and reflection pass untouched.
+_OURS = "/moorage.v1."
+
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method of moorage.v1.
+
+    A MoorageFailure ends the call with its status. Any other exception is logged once, under a correlation id, and the
+    caller learns that id and nothing else.
+    """
+
+    def __init__(self, stats: RpcStats, decisions: DecisionLog) -> None:
+        self._stats = stats
+        self._decisions = decisions
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Answers the wrapped handler of the method; wrapping happens once per method."""
+        method = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None or not method.startswith(_OURS):
+            return handler
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(method, handler))
+        return known[1]
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        decoder, encoder = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary is not None:
+            unary = self._unary(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(unary, decoder, encoder)
+        if handler.unary_stream is not None:
+            stream = self._stream(method, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(stream, decoder, encoder)
+        return handler
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        stats = self._stats.of(method)
+
+        async def call(request: Any, context: Context) -> Any:
+            async with _Call(method, stats, request, context) as this:
+                response = await behaviour(request, context)
+            self._decisions.observe(method, request, response, this.milliseconds)
+            return response
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        stats = self._stats.of(method)
+
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with _Call(method, stats, request, context), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return call
+
+
+class _Call:
+    """One call under way: turns its failure into a status, and counts it when it ends."""
+
+    __slots__ = ("_context", "_method", "_request", "_started", "_stats", "milliseconds")
+
+    def __init__(self, method: str, stats: MethodStats, request: Any, context: Context) -> None:
+        self._method = method
+        self._stats = stats
+        self._request = request
+        self._context = context
+        self._started = perf_counter()
+        self.milliseconds = 0.0
+
+    async def __aenter__(self) -> _Call:
+        self._stats.under_way += 1
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if isinstance(error, MoorageFailure):
+                await abort_with(self._context, error)
+            elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+                await self._hide(error)
+        finally:
+            self.milliseconds = (perf_counter() - self._started) * 1000
+            self._stats.under_way -= 1
+            self._stats.observe(self._code(error), self.milliseconds)
+
+    async def _hide(self, error: Exception) -> None:
+        correlation_id = uuid.uuid4().hex
+        _log.error(
+            "unexpected exception",
+            exc_info=error,
+            rpc=self._method.rpartition("/")[2],
+            pool=pool_of(self._request),
+            session=getattr(self._request, "session_id", None),
+            correlation_id=correlation_id,
+        )
+        await abort_with(self._context, internal(correlation_id))
+
+    def _code(self, error: BaseException | None) -> grpc.StatusCode:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            return grpc.StatusCode.CANCELLED
+        code = self._context.code()
+        return _STATUS_CODES[code] if isinstance(code, int) else code or grpc.StatusCode.OK

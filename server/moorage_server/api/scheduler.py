@@ -1,0 +1,261 @@
+"""SchedulerService: validate, ask the desk, answer."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from moorage.v1 import scheduler_pb2 as pb
+from moorage.v1 import scheduler_pb2_grpc
+from moorage_server.api import validation
+from moorage_server.api.times import to_duration, to_seconds, to_timestamp
+from moorage_server.core.admission import Verdict
+from moorage_server.core.config import OBSERVE
+from moorage_server.core.view import Ask, Pool
+from moorage_server.errors import InvalidField
+from moorage_server.runtime.control import ControlPlane
+from moorage_server.store import keys
+from moorage_server.store.base import OnHold, Placed, Progress, Refused, Renewed, Request, Snapshot
+
+_STATES = {int(n): name.removeprefix("INSTANCE_STATE_") for name, n in pb.InstanceState.items()}
+_PHASES = {int(pb.PHASE_RUNNING): "RUNNING", int(pb.PHASE_TOOL_WAIT): "TOOL_WAIT"}
+_OUTCOMES = {int(n): name.removeprefix("OUTCOME_") for name, n in pb.Outcome.items()}
+#: A snapshot keeps its residents only until they were counted.
+_NOT_KEPT = ("resident_sessions",)
+#: A wait is answered a moment before its end, so that the answer is there before the caller's deadline.
+_MARGIN_S = 0.05
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Thin: no policy and no I/O of its own."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+
+    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
+        """See scheduler.proto."""
+        validation.admit(request)
+        desk = self._control.desk(validation.pool_of(request))
+        view = await desk.view()
+        ask = _ask(request)
+        ttl_s = to_seconds(request.lease_ttl) if request.HasField("lease_ttl") else view.config.lease_ttl_s
+        arrival = desk.arrival(
+            ask,
+            view,
+            request=identity(request),
+            group_size=request.group_size,
+            lease_ttl_ms=int(1000 * ttl_s),
+        )
+        result, verdict = await desk.admit(arrival, _wait_s(request, context))
+        response = pb.AdmitResponse(workload_class=arrival.ask.workload_class)
+        if isinstance(result, Placed):
+            response.decision = pb.DECISION_PLACE
+            _fill_placed(response, view, result)
+            if view.config.mode == OBSERVE and verdict.reason:
+                response.hold.CopyFrom(_would_hold(view, verdict))
+        else:
+            response.decision = pb.DECISION_HOLD if isinstance(result, OnHold) else pb.DECISION_REJECT
+            response.hold.CopyFrom(hold_of(result))
+        return response
+
+    async def Place(self, request: pb.PlaceRequest, context: Any) -> pb.PlaceResponse:
+        """See scheduler.proto."""
+        validation.place(request)
+        desk = self._control.desk(validation.pool_of(request))
+        result = await desk.place(
+            identity(request),
+            request.session_id,
+            request.lease_token,
+            request.turn if request.HasField("turn") else None,
+            request.prompt_tokens if request.HasField("prompt_tokens") else None,
+            _wait_s(request, context),
+        )
+        response = pb.PlaceResponse()
+        if isinstance(result, Placed):
+            response.decision = pb.DECISION_PLACE
+            response.moved = result.moved
+            _fill_placed(response, await desk.view(), result)
+        else:
+            response.decision = pb.DECISION_HOLD
+            response.hold.CopyFrom(hold_of(result))
+        return response
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+        """See scheduler.proto."""
+        validation.release(request)
+        desk = self._control.desk(validation.pool_of(request))
+        usage = request.usage
+        result = await desk.release(
+            identity(request),
+            request.session_id,
+            request.lease_token,
+            _OUTCOMES[request.outcome],
+            usage.context_tokens if usage.HasField("context_tokens") else None,
+        )
+        response = pb.ReleaseResponse(released=not result.over)
+        if result.duration_ms is not None:
+            response.residency.duration.CopyFrom(to_duration(result.duration_ms / 1000.0))
+            response.residency.block_seconds = (result.block_ms or 0) / 1000.0
+            response.residency.peak_blocks = result.peak_blocks or 0
+        return response
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        """See scheduler.proto. One bad item never spoils the others."""
+        validation.heartbeat(request)
+        desk = self._control.desk(validation.pool_of(request))
+        response = pb.HeartbeatResponse()
+        for item in request.instances:
+            response.instances.append(await self._take_snapshot(desk.pool, item))
+        good: list[Progress] = []
+        acks: list[pb.SessionAck] = []
+        for report in request.sessions:
+            bad = validation.progress(report)
+            acks.append(pb.SessionAck(session_id=report.session_id[:256], reason="" if bad is None else bad.message))
+            if bad is None:
+                good.append(_progress(report))
+        renewed = iter(await self._control.store.progress(desk.pool, good) if good else ())
+        for ack in acks:
+            if not ack.reason:
+                _fill_ack(ack, next(renewed))
+        response.sessions.extend(acks)
+        config = (await desk.view()).config
+        response.next_interval.CopyFrom(to_duration(config.heartbeat_interval_s))
+        return response
+
+    async def _take_snapshot(self, pool: str, item: pb.InstanceSnapshot) -> pb.InstanceAck:
+        ack = pb.InstanceAck(instance_id=item.instance_id[:256], dp_rank=item.dp_rank)
+        bad: InvalidField | None = validation.snapshot(item)
+        if bad is not None:
+            ack.reason = bad.message
+            return ack
+        kept = pb.InstanceSnapshot()
+        kept.CopyFrom(item)
+        for name in _NOT_KEPT:
+            kept.ClearField(name)  # type: ignore[arg-type]
+        status = await self._control.store.snapshot(
+            pool,
+            Snapshot(
+                keys.instance_key(item.instance_id, item.dp_rank),
+                item.incarnation,
+                item.sequence,
+                _state(item),
+                item.block_size if item.HasField("block_size") else None,
+                kept.SerializeToString(),
+                _age_ms(item),
+            ),
+        )
+        ack.accepted = status in ("OK", "NEW")
+        if status == "OLD_SEQUENCE":
+            ack.reason = f"sequence {item.sequence} is not above the last one of this incarnation"
+        elif status == "OLD_INCARNATION":
+            ack.reason = f"incarnation {item.incarnation!r} is over: another one took the name"
+        return ack
+
+
+def identity(request: Any) -> Request:
+    """Request id and a hash of everything else in the body; nothing to hash where there is no id."""
+    if not request.request_id:
+        return Request()
+    body = type(request)()
+    body.CopyFrom(request)
+    body.ClearField("request_id")
+    # Waiting longer does not make it another request.
+    if "max_wait" in body.DESCRIPTOR.fields_by_name:
+        body.ClearField("max_wait")
+    digest = hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=12).hexdigest()
+    return Request(request.request_id, f"{type(request).__name__}:{digest}")
+
+
+def hold_of(result: OnHold | Refused) -> pb.Hold:
+    """The wire's form of a hold."""
+    hold = pb.Hold(reason=_reason(result.reason), detail=result.detail)
+    if result.since_ms:
+        hold.held_since.CopyFrom(to_timestamp(result.since_ms / 1000.0))
+    if isinstance(result, OnHold):
+        hold.retry_after.CopyFrom(to_duration(result.retry_ms / 1000.0))
+        hold.position, hold.ahead = result.position, result.ahead
+    return hold
+
+
+def _reason(name: str) -> pb.HoldReason.ValueType:
+    return pb.HoldReason.Value(f"HOLD_REASON_{name or 'UNSPECIFIED'}")
+
+
+def _would_hold(view: Pool, verdict: Verdict) -> pb.Hold:
+    hold = pb.Hold(reason=_reason(verdict.reason), detail=verdict.detail)
+    hold.held_since.CopyFrom(to_timestamp(view.now_ms / 1000.0))
+    return hold
+
+
+def _ask(request: pb.AdmitRequest) -> Ask:
+    def known(name: Any) -> Any:
+        return getattr(request, name) if request.HasField(name) else None
+
+    return Ask(
+        request.session_id,
+        request.workload_class,
+        request.group_id,
+        known("policy_version"),
+        known("prompt_tokens"),
+        known("expected_output_tokens"),
+        known("max_context_tokens"),
+        known("expected_turns"),
+    )
+
+
+def _wait_s(request: pb.AdmitRequest | pb.PlaceRequest, context: Any) -> float:
+    """How long the call may stay open: what it asks for, and not past its deadline."""
+    if not request.HasField("max_wait"):
+        return 0.0
+    wait = to_seconds(request.max_wait)
+    left = context.time_remaining()
+    return wait if left is None else max(0.0, min(wait, left - _MARGIN_S))
+
+
+def _fill_placed(response: pb.AdmitResponse | pb.PlaceResponse, view: Pool, placed: Placed) -> None:
+    name, rank = keys.split_instance(placed.instance)
+    instance = view.instances.get(placed.instance)
+    placement, lease = response.placement, response.lease
+    placement.instance_id, placement.dp_rank, placement.incarnation = name, rank, placed.incarnation
+    placement.endpoint = instance.endpoint if instance is not None else ""
+    placement.expected_cached_tokens = placed.cached_tokens or 0
+    lease.token = placed.token
+    lease.ttl.CopyFrom(to_duration(placed.ttl_ms / 1000.0))
+    lease.expire_time.CopyFrom(to_timestamp(placed.expires_ms / 1000.0))
+
+
+def _fill_ack(ack: pb.SessionAck, renewed: Renewed) -> None:
+    ack.known = renewed.status == "OK"
+    if not ack.known:
+        ack.reason = "LEASE_STALE" if renewed.status == "STALE" else "SESSION_UNKNOWN"
+        return
+    ack.lease.ttl.CopyFrom(to_duration(renewed.ttl_ms / 1000.0))
+    ack.lease.expire_time.CopyFrom(to_timestamp(renewed.expires_ms / 1000.0))
+
+
+def _progress(item: pb.SessionProgress) -> Progress:
+    def known(name: Any) -> Any:
+        return getattr(item, name) if item.HasField(name) else None
+
+    return Progress(
+        item.session_id,
+        item.lease_token,
+        _PHASES.get(item.phase, ""),
+        known("turn"),
+        known("context_tokens"),
+        known("cached_tokens"),
+        known("output_tokens"),
+    )
+
+
+def _state(item: pb.InstanceSnapshot) -> str:
+    return "SERVING" if item.state == pb.INSTANCE_STATE_UNSPECIFIED else _STATES[item.state]
+
+
+def _age_ms(item: pb.InstanceSnapshot) -> int:
+    """Age of what was observed when it came here; a clock ahead of ours counts as no age."""
+    if not item.HasField("observed_time"):
+        return 0
+    observed = item.observed_time.seconds + item.observed_time.nanos / 1e9
+    return max(0, int(1000 * (time.time() - observed)))

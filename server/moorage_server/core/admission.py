@@ -1,0 +1,294 @@
+"""May this session enter, and where? The whole policy, for the sessions at the heads of the queues.
+
+``plan`` walks the queue in order and says, for each session that may enter now, which instances may take it. It works on
+a view that may be slightly old: the ledger checks the guards of each candidate again when it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moorage_server.core import config as cfg
+from moorage_server.core import estimates, forecast, placement, queue
+from moorage_server.core.view import (
+    DRAINING,
+    FRESH,
+    PAUSED,
+    SERVING,
+    SLEEPING,
+    STALE,
+    Ask,
+    Class,
+    Held,
+    Instance,
+    Pool,
+    Queue,
+)
+
+POOL_CAP = "POOL_CAP"
+CLASS_CAP = "CLASS_CAP"
+KV_BUDGET = "KV_BUDGET"
+NO_INSTANCE = "NO_INSTANCE"
+STALE_SNAPSHOT = "STALE_SNAPSHOT"
+IS_DRAINING = "DRAINING"
+QUEUED_BEHIND = "QUEUED_BEHIND"
+STALENESS_LIMIT = "STALENESS_LIMIT"
+WEIGHT_UPDATE = "WEIGHT_UPDATE"
+TOO_LARGE = "TOO_LARGE"
+CLASS_REFUSED = "CLASS_REFUSED"
+
+#: Candidates handed to the ledger at most, and instances looked at in full.
+_CANDIDATES, _LOOK = 3, 16
+#: No limit, in a guard.
+UNLIMITED = 2**52
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that may take the session, with the guards that must still hold when it is committed."""
+
+    instance: str
+    incarnation: str
+    cap: int
+    #: K_wb where it binds, else -1.
+    class_cap: int
+    #: Blocks of prefix shared with the group.
+    shared: int
+    #: Blocks that the first prefill computes.
+    prefill: int
+    expected_cached: int
+    asks: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """PLACE (candidates), HOLD (none) or REJECT, with the reason and the numbers behind it."""
+
+    ask: Ask
+    reason: str
+    detail: str
+    candidates: tuple[Candidate, ...] = ()
+    passed: tuple[str, ...] = ()
+    rejected: bool = False
+
+
+def closed(pool: Pool) -> tuple[str, str] | None:
+    """Why no instance takes new sessions at all, or None if some does."""
+    alive = pool.alive()
+    if not alive:
+        return NO_INSTANCE, "no instance of the pool is alive"
+    serving = [i for i in alive if i.state == SERVING]
+    if not serving:
+        if all(i.state in (PAUSED, SLEEPING) for i in alive):
+            return WEIGHT_UPDATE, f"all {len(alive)} instances are paused or asleep"
+        return IS_DRAINING, "no instance serves: " + ", ".join(sorted({i.state for i in alive}))
+    if all(i.cordoned or i.draining for i in serving):
+        return IS_DRAINING, f"all {len(serving)} serving instances are cordoned or draining"
+    return None
+
+
+def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
+    """Why the session can never enter, or None."""
+    configured = pool.config.classes.get(ask.workload_class)
+    if configured is not None and configured.refused:
+        return CLASS_REFUSED, f"class {ask.workload_class!r} is refused by configuration"
+    alive = pool.alive()
+    if ask.prompt_tokens is None or not alive:
+        return None
+    sizes = []
+    for i in alive:
+        capacity = i.capacity(pool.config)
+        if capacity is None:
+            return None
+        sizes.append(min(capacity * i.block_size, i.max_context or UNLIMITED))
+    if ask.prompt_tokens > max(sizes):
+        return TOO_LARGE, f"a prompt of {ask.prompt_tokens} tokens; the largest instance takes {max(sizes)}"
+    return None
+
+
+def consider(pool: Pool, ask: Ask, instance: Instance) -> tuple[Candidate | None, str, str]:
+    """The candidate that ``instance`` makes for ``ask``, or why it does not fit: reason and detail."""
+    config = pool.config
+    growth = estimates.growth_of(pool, ask.workload_class)
+    shared_tokens = placement.reusable_prefix(ask, instance)
+    group_blocks = (ask.prompt_tokens or 0) // instance.block_size if ask.group_id else 0
+    shared = min(group_blocks, instance.groups.get(ask.group_id, 0))
+    booked = forecast.tokens_to_book(ask, growth)
+    prefill = max(0, -(-(booked - shared_tokens) // instance.block_size))
+    cap = _cap_in_force(pool, instance)
+    bare = Candidate(instance.key, instance.incarnation, cap, -1, group_blocks, prefill, shared_tokens)
+    if instance.sessions >= cap:
+        return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.key}"
+    if config.policy == cfg.STATIC:
+        return bare, "", ""
+    capacity = instance.capacity(config)
+    if capacity is None:
+        return None, STALE_SNAPSHOT, f"{instance.key} has not reported its blocks"
+    asks = forecast.newcomer(ask, growth, instance.block_size, shared, instance.max_context)
+    limits = guards(pool, instance, capacity, asks)
+    need = instance.need or (0,) * forecast.WIDTH
+    for n, a, limit in zip(need, asks, limits, strict=True):
+        if n + a > limit:
+            fresh = pool.freshness(instance) == FRESH
+            detail = f"{n} blocks needed + {a} asked > {limit} on {instance.key}"
+            return None, KV_BUDGET if fresh else STALE_SNAPSHOT, detail
+    return replace(bare, asks=asks, limits=limits), "", ""
+
+
+def _cap_in_force(pool: Pool, instance: Instance) -> int:
+    """K_w; before the controller's first epoch only `static` has one, the others go by the KV budget alone."""
+    if instance.cap is not None:
+        return instance.cap
+    if pool.config.policy == cfg.STATIC:
+        return pool.config.static_cap
+    return pool.config.max_sessions_per_instance or UNLIMITED
+
+
+def guards(pool: Pool, instance: Instance, capacity: int, asks: tuple[int, ...]) -> tuple[int, ...]:
+    """Limits on the need at each horizon. A stale instance takes only what fits even if nobody ends."""
+    if pool.freshness(instance) == STALE:
+        return (capacity,) * forecast.WIDTH
+    budget = capacity if instance.budget is None else instance.budget
+    if instance.sessions == 0:
+        # Alone on an instance, whatever can be served at all may enter; the forecast must not lock it out.
+        budget = max(budget, *asks)
+    return (budget,) * (forecast.WIDTH - 1) + (UNLIMITED,)
+
+
+def try_place(pool: Pool, ask: Ask) -> Verdict:
+    """Candidates for one session, best first, its turn in the queue taken for granted."""
+    shut = closed(pool)
+    if shut is not None:
+        return Verdict(ask, *shut)
+    usable = [i for i in pool.alive() if i.state == SERVING and not i.cordoned and not i.draining]
+    found: list[Candidate] = []
+    reason, detail = KV_BUDGET, ""
+    for instance in placement.ranked(ask, usable)[:_LOOK]:
+        candidate, why, numbers = consider(pool, ask, instance)
+        if candidate is not None:
+            found.append(candidate)
+            if len(found) == _CANDIDATES:
+                break
+        elif not detail:
+            reason, detail = why, numbers
+    return Verdict(ask, reason if not found else "", detail if not found else "", tuple(found))
+
+
+def observe(pool: Pool, ask: Ask) -> Verdict:
+    """OBSERVE: by placement cost alone, with the reason that ENFORCE would have held it for."""
+    usable = [i for i in pool.alive() if i.state in (SERVING, DRAINING)] or pool.alive()
+    would = decide(pool, ask)
+    found = []
+    for i in placement.ranked(ask, usable)[:_CANDIDATES]:
+        shared = (ask.prompt_tokens or 0) // i.block_size if ask.group_id else 0
+        booked = forecast.tokens_to_book(ask, estimates.growth_of(pool, ask.workload_class))
+        reused = placement.reusable_prefix(ask, i)
+        found.append(Candidate(i.key, i.incarnation, UNLIMITED, -1, shared, (booked - reused) // i.block_size, reused))
+    return replace(would, candidates=tuple(found), passed=(), rejected=False)
+
+
+def charge(pool: Pool, verdict: Verdict, candidate: Candidate) -> None:
+    """Books an admission on the view, so that the next decision made from it sees it."""
+    first, ask = candidate, verdict.ask
+    instance = pool.instances[first.instance]
+    instance.sessions += 1
+    instance.by_class[ask.workload_class] = instance.by_class.get(ask.workload_class, 0) + 1
+    instance.backlog_blocks += first.prefill
+    if first.asks:
+        need = instance.need or (0,) * forecast.WIDTH
+        instance.need = tuple(n + a for n, a in zip(need, first.asks, strict=True))
+    if ask.group_id:
+        instance.groups.setdefault(ask.group_id, first.shared)
+    c = pool.classes.get(ask.workload_class)
+    if c is not None and not ask.homeless:
+        floor = pool.global_virtual_time - queue.CREDIT * queue.step(pool, ask.workload_class)
+        start = max(c.virtual_time, floor)
+        c.virtual_time, c.passes = start + queue.step(pool, ask.workload_class), 0
+        pool.global_virtual_time = max(pool.global_virtual_time, start)
+        for name in verdict.passed:
+            pool.classes.setdefault(name, Class()).passes += 1
+
+
+def plan(pool: Pool, *, most: int = 256) -> Iterator[Verdict]:
+    """Verdicts for the heads of the queues, in order, each as if those before it had been carried out.
+
+    Ends when nobody fits any more, or nobody may pass. ``pool`` itself is left as it is.
+    """
+    pool = pool.copy()
+    queues = pool.queues
+    blocked: list[str] = []
+    for _ in range(most):
+        waiting = [name for name in queue.order(pool, queues) if name not in blocked]
+        if not waiting:
+            return
+        name = waiting[0]
+        head = queues[name].heads[0]
+        verdict = replace(try_place(pool, head.ask), passed=() if head.ask.homeless else tuple(blocked))
+        yield verdict
+        if verdict.candidates:
+            queues[name].heads.pop(0)
+            charge(pool, verdict, verdict.candidates[0])
+            blocked = [b for b in blocked if queues[b].heads]
+            if not queues[name].heads and queues[name].more:
+                return
+        elif verdict.reason in (NO_INSTANCE, WEIGHT_UPDATE, IS_DRAINING):
+            return
+        else:
+            c = pool.classes.get(name)
+            if c is not None and c.passes >= pool.config.max_passes:
+                return
+            blocked.append(name)
+
+
+def decide(pool: Pool, ask: Ask) -> Verdict:
+    """The verdict for one session that asks now, behind all that wait already."""
+    never = refusal(pool, ask)
+    if never is not None:
+        return Verdict(ask, *never, rejected=True)
+    shut = closed(pool)
+    if shut is not None:
+        return Verdict(ask, *shut)
+    if not any(q.heads for q in pool.queues.values()):
+        return try_place(pool, ask)
+    return _decide_in_queue(pool.copy(), ask)
+
+
+def _decide_in_queue(pool: Pool, ask: Ask) -> Verdict:
+    """:func:`decide` where others wait; adds the session to the queues of ``pool``."""
+    own = pool.queues.setdefault(ask.workload_class, Queue(0, []))
+    place = next((n for n, h in enumerate(own.heads) if h.ask.session_id == ask.session_id), None)
+    here = Held(ask, "", pool.now_ms, UNLIMITED)
+    if place is not None:
+        own.heads[place] = replace(own.heads[place], present_ms=UNLIMITED)
+    elif ask.homeless:
+        own.heads.insert(0, here)
+    elif own.more:
+        return Verdict(ask, QUEUED_BEHIND, f"{own.length} sessions of class {ask.workload_class!r} wait")
+    else:
+        own.heads.append(here)
+    pool.classes.setdefault(ask.workload_class, Class())
+    first: Verdict | None = None
+    for verdict in plan(pool):
+        if verdict.ask.session_id == ask.session_id:
+            return verdict if verdict.candidates else _explained(pool, verdict)
+        if not verdict.candidates and first is None:
+            first = verdict
+    waits_for = (
+        f"class {first.ask.workload_class!r} goes first and does not fit: {first.detail}" if first else "its turn"
+    )
+    return Verdict(ask, QUEUED_BEHIND, waits_for)
+
+
+def _explained(pool: Pool, verdict: Verdict) -> Verdict:
+    """CLASS_CAP instead of KV_BUDGET where the class is past its quota: that is what must change first."""
+    name = verdict.ask.workload_class
+    caps = [i for i in pool.alive() if name in i.class_caps]
+    if verdict.reason == KV_BUDGET and caps and all(i.by_class.get(name, 0) >= i.class_caps[name] for i in caps):
+        used, quota = sum(i.by_class.get(name, 0) for i in caps), sum(i.class_caps[name] for i in caps)
+        others = any(q.heads for other, q in pool.queues.items() if other != name)
+        if others:
+            detail = f"{used} sessions of a quota of {quota}, while other classes wait; {verdict.detail}"
+            return replace(verdict, reason=CLASS_CAP, detail=detail)
+    return verdict

@@ -1,0 +1,349 @@
+"""Once per epoch: estimates, brakes, budgets, quotas and caps of one pool.
+
+A pure function of its state, the pool as read from the ledger, and what its sessions did since. Between epochs
+``needs`` alone is computed again whenever sessions came, grew or went.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moorage_server.core import config as cfg
+from moorage_server.core import estimates, forecast, placement, pressure, quotas
+from moorage_server.core.config import ClassConfig, PoolConfig
+from moorage_server.core.estimates import Exposure
+from moorage_server.core.pressure import Brake, Sample
+from moorage_server.core.view import Class, Instance, Pool, Published
+
+#: Time constant of the allocation rate, seconds.
+_RATE_S = 8.0
+#: Block size to express footprints in while no instance is known, tokens.
+_UNKNOWN_BLOCK = 16.0
+
+
+@dataclass(slots=True)
+class Row:
+    """A living session, as the epoch's holder mirrors it."""
+
+    workload_class: str
+    instance: str
+    start_tokens: float
+    tokens: float
+    #: When ``tokens`` was reported; they grow from then on, unless the session waits for a tool.
+    reported_ms: int
+    growing: bool
+    shared_blocks: int
+    ceiling: float = math.inf
+    #: Final context that it declared; NaN where it did not.
+    declared: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A session that is over. ``final_tokens`` None where nobody said."""
+
+    workload_class: str
+    outcome: str
+    start_tokens: float
+    final_tokens: float | None
+
+
+@dataclass(slots=True)
+class Happened:
+    """What sessions did since the last epoch."""
+
+    ended: list[Ended] = field(default_factory=list)
+    #: Tokens of context gained, by class.
+    grown: dict[str, float] = field(default_factory=dict)
+    #: Final contexts that callers declared, by class.
+    declared: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the controller remembers of one instance."""
+
+    incarnation: str
+    brake: Brake = field(default_factory=Brake)
+    #: Blocks allocated per second, smoothed; None until two snapshots were seen.
+    allocation: float | None = None
+    tokens_seen: int | None = None
+    seen_ms: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """All that outlives an epoch."""
+
+    at_ms: int = 0
+    exposures: dict[str, Exposure] = field(default_factory=dict)
+    watched: dict[str, Watched] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What an epoch decided for one instance. Blocks, sessions."""
+
+    budget: int
+    cap: int
+    class_caps: Mapping[str, int]
+    brake: float
+    pressure: float
+    backlog_blocks: int
+    signals: tuple[tuple[str, float | None, float | None, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an epoch publishes."""
+
+    published: Mapping[str, Published]
+    rulings: Mapping[str, Ruling]
+    needs: Mapping[str, tuple[int, ...]]
+
+
+def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> Outcome:
+    """One epoch; advances ``state``."""
+    elapsed_s = max(0.0, (pool.now_ms - state.at_ms) / 1000.0) if state.at_ms else 0.0
+    rows = list(rows)
+    published = _estimate(state, pool, rows, happened, elapsed_s)
+    alive = {i.key: i for i in pool.alive()}
+    state.watched = {key: _watch(state.watched.get(key), i) for key, i in alive.items()}
+    rulings: dict[str, Ruling] = {}
+    for key, instance in alive.items():
+        ruling, blocks = _rule(state.watched[key], instance, pool, published, elapsed_s)
+        rulings[key] = ruling
+        for name, quota in blocks.items():
+            if name in published:
+                published[name] = _with_quota(published[name], quota)
+    state.at_ms = pool.now_ms
+    return Outcome(published, rulings, needs(pool, rows, published))
+
+
+def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -> dict[str, tuple[int, ...]]:
+    """Blocks needed per instance at each horizon, from what is known now."""
+    instances = [i for i in pool.instances.values() if not i.gone]
+    index = {i.key: n for n, i in enumerate(instances)}
+    names = {name: n for n, name in enumerate(published)}
+    kept = [r for r in rows if r.instance in index and r.workload_class in names]
+    growth = {n: forecast.growth(published[name]) for name, n in names.items()}
+    living = forecast.Living(
+        instance=np.array([index[r.instance] for r in kept], dtype=np.int64),
+        workload_class=np.array([names[r.workload_class] for r in kept], dtype=np.int64),
+        tokens=np.array([tokens_now(r, published[r.workload_class].growth, pool.now_ms) for r in kept]),
+        shared=np.array([float(r.shared_blocks) for r in kept]),
+        ceiling=np.array([min(r.ceiling, _limit(pool.instances[r.instance])) for r in kept]),
+        declared=np.array([r.declared for r in kept]),
+    )
+    block_size = np.array([float(i.block_size) for i in instances])
+    mean, variance, proven = forecast.moments(living, growth, block_size, len(instances))
+    extra = np.array([float(i.shared_blocks) for i in instances])
+    used = np.array([float(i.used_blocks or 0) for i in instances])
+    # Blocks in use that no booking explains belong to somebody all the same.
+    held_now = mean[:, 0] + extra if len(instances) else extra
+    extra = extra + np.maximum(0.0, used - held_now)
+    table = forecast.need(mean, variance, proven, extra, pool.config.forecast_margin)
+    return {i.key: tuple(int(n) for n in table[row]) for row, i in enumerate(instances)}
+
+
+def tokens_now(row: Row, growth: float, now_ms: int) -> float:
+    """Context now: the last report, grown by its age."""
+    age_s = max(0, now_ms - row.reported_ms) / 1000.0 if row.growing else 0.0
+    return min(row.tokens + growth * age_s, max(row.ceiling, row.tokens))
+
+
+def _limit(instance: Instance) -> float:
+    return math.inf if instance.max_context is None else float(instance.max_context)
+
+
+def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, elapsed_s: float) -> dict[str, Published]:
+    """Updates the exposures of all classes and summarises them."""
+    for name in set(pool.classes) | set(pool.config.classes):
+        exposure = state.exposures.setdefault(name, Exposure())
+        estimates.observe(exposure, pool.classes.get(name, Class()), pool.now_ms, elapsed_s)
+    for name, tokens in happened.grown.items():
+        state.exposures.setdefault(name, Exposure()).grown_tokens += tokens
+    for name, tokens in happened.declared:
+        estimates.declare(state.exposures.setdefault(name, Exposure()), tokens)
+    for end in happened.ended:
+        exposure = state.exposures.setdefault(end.workload_class, Exposure())
+        completed = end.outcome in ("COMPLETED", "FAILED")
+        if completed:
+            exposure.completions += 1.0
+        if end.final_tokens is not None:
+            exposure.survival.add_end(end.start_tokens, end.final_tokens, completed=end.outcome == "COMPLETED")
+    alive = pool.alive()
+    block_size = float(np.mean([i.block_size for i in alive])) if alive else _UNKNOWN_BLOCK
+    contexts = [i.max_context for i in alive if i.max_context is not None]
+    published = {}
+    for name, exposure in state.exposures.items():
+        mine = [r for r in rows if r.workload_class == name]
+        published[name] = estimates.summarise(
+            exposure,
+            pool.config.classes.get(name, ClassConfig()),
+            starts=np.array([r.start_tokens for r in mine]),
+            contexts=np.array([r.tokens for r in mine]),
+            block_size=block_size,
+            max_context=max(contexts, default=None),
+        )
+    return published
+
+
+def _watch(watched: Watched | None, instance: Instance) -> Watched:
+    """The memory of an instance; a new incarnation starts afresh."""
+    if watched is None or watched.incarnation != instance.incarnation:
+        return Watched(instance.incarnation)
+    return watched
+
+
+def _allocation(watched: Watched, instance: Instance) -> None:
+    """Updates a_w, the blocks that the engine allocates per second, from its counters."""
+    if instance.prefill_tokens is None or instance.generation_tokens is None:
+        return
+    tokens = instance.prefill_tokens + instance.generation_tokens
+    elapsed_s = (instance.seen_ms - watched.seen_ms) / 1000.0
+    if elapsed_s <= 0:
+        return
+    if watched.tokens_seen is not None and tokens >= watched.tokens_seen:
+        rate = (tokens - watched.tokens_seen) / instance.block_size / elapsed_s
+        weight = 1.0 - math.exp(-elapsed_s / _RATE_S)
+        watched.allocation = (
+            rate if watched.allocation is None else watched.allocation + weight * (rate - watched.allocation)
+        )
+    watched.tokens_seen, watched.seen_ms = tokens, instance.seen_ms
+
+
+def _rule(
+    watched: Watched, instance: Instance, pool: Pool, published: Mapping[str, Published], elapsed_s: float
+) -> tuple[Ruling, dict[str, float]]:
+    """Brake, budget, cap and quotas of one instance; also its quotas in blocks by class."""
+    config = pool.config
+    _allocation(watched, instance)
+    sample = Sample(
+        pool.now_ms / 1000.0,
+        instance.expected_hit_tokens,
+        instance.found_hit_tokens,
+        instance.prefix_query_tokens,
+        instance.prefix_hit_tokens,
+        instance.preemptions,
+        instance.waiting_capacity,
+    )
+    watched.brake = pressure.step(watched.brake, sample, elapsed_s, config.healthy_hit_rate)
+    brake = watched.brake
+    gaps = [published[n].gap_s for n, count in instance.by_class.items() if count > 0 and n in published]
+    gap_s = max((g for g in gaps if g is not None), default=0.0)
+    capacity = instance.capacity(config)
+    allocation = watched.allocation or 0.0
+    budget = forecast.budget(capacity, allocation, gap_s, brake.factor) if capacity is not None else 0
+    demand = _demand(pool, instance)
+    cap = _cap(config, instance, budget, demand, published)
+    table = _quotas(config, capacity, demand, published)
+    rate = instance.prefill_rate or placement.UNKNOWN_PREFILL_RATE
+    drained = int(rate * elapsed_s / instance.block_size)
+    ruling = Ruling(
+        budget=budget,
+        cap=cap,
+        class_caps={name: quota.sessions for name, quota in table.items()},
+        brake=brake.factor,
+        pressure=brake.pressure,
+        backlog_blocks=max(0, instance.backlog_blocks - drained),
+        signals=_signals(watched, instance, pool.now_ms, gap_s),
+    )
+    return ruling, {name: quota.blocks for name, quota in table.items()}
+
+
+def _demand(pool: Pool, instance: Instance) -> dict[str, float]:
+    """N_wb: sessions of each class on the instance, plus its share of the held ones (by capacity)."""
+    alive = pool.alive()
+    total = sum(i.total_blocks or 1 for i in alive)
+    part = (instance.total_blocks or 1) / total if total else 0.0
+    names = set(instance.by_class) | {n for n, c in pool.classes.items() if c.held}
+    demand = {}
+    for name in names:
+        held = pool.classes[name].held if name in pool.classes else 0
+        demand[name] = instance.by_class.get(name, 0) + part * held
+    return demand
+
+
+def _cap(
+    config: PoolConfig, instance: Instance, budget: int, demand: Mapping[str, float], published: Mapping[str, Published]
+) -> int:
+    """K_w. Adaptive: what the budget holds of the demand's mean footprint; moves by bounded steps."""
+    least, most = config.min_sessions_per_instance, config.max_sessions_per_instance
+    if config.policy == cfg.STATIC or instance.total_blocks is None:
+        return pressure.move_cap(instance.cap, config.static_cap, least=least, most=most)
+    known = {n: d for n, d in demand.items() if d > 0 and n in published}
+    weight = math.fsum(known.values())
+    if weight <= 0:
+        footprints = [p.reference_blocks for p in published.values()]
+        mean = max(footprints, default=1.0)
+    else:
+        mean = math.fsum(d * published[n].reference_blocks for n, d in known.items()) / weight
+    return pressure.move_cap(instance.cap, max(1, int(budget / mean)), least=least, most=most)
+
+
+def _quotas(
+    config: PoolConfig, capacity: int | None, demand: Mapping[str, float], published: Mapping[str, Published]
+) -> dict[str, quotas.Quota]:
+    """M_wb and K_wb under `misa` and `misa-t`; nothing under the others."""
+    if capacity is None or config.policy not in (cfg.MISA, cfg.MISA_T):
+        return {}
+    known = {n: d for n, d in demand.items() if n in published}
+    footprint = {n: published[n].reference_blocks for n in known}
+    residency = {n: published[n].residency_s for n in known} if config.policy == cfg.MISA_T else None
+    return quotas.shares(float(capacity), known, footprint, residency)
+
+
+def _with_quota(published: Published, blocks: float) -> Published:
+    return Published(
+        published.reference_blocks,
+        published.residency_s,
+        published.growth,
+        published.evidence,
+        published.prior_tokens,
+        published.survival,
+        published.gap_s,
+        published.hit_rate,
+        published.quota_blocks + blocks,
+    )
+
+
+def _signals(
+    watched: Watched, instance: Instance, now_ms: int, gap_s: float
+) -> tuple[tuple[str, float | None, float | None, str], ...]:
+    """What the policy listens to: name, value, age in seconds, and what it makes of it."""
+    reading = pressure.read(watched.brake.samples)
+    age = max(0.0, (now_ms - instance.seen_ms) / 1000.0)
+    brake = watched.brake
+    return (
+        (
+            "continuation_hit_rate",
+            reading.continuation,
+            0.0 if reading.continuation is not None else None,
+            f"over {pressure.WINDOW_S:g} s, healthy is {brake.healthy:.2f}",
+        ),
+        ("engine_hit_rate", reading.raw, age if reading.raw is not None else None, "used where no session reports"),
+        (
+            "preemptions",
+            None if instance.preemptions is None else float(instance.preemptions),
+            age,
+            "any new one brakes",
+        ),
+        (
+            "waiting_for_capacity",
+            None if instance.waiting_capacity is None else float(instance.waiting_capacity),
+            age,
+            "brakes when it persists",
+        ),
+        (
+            "allocation_blocks_per_second",
+            watched.allocation,
+            age if watched.allocation is not None else None,
+            f"times a gap of {gap_s:.2f} s is kept free",
+        ),
+        ("brake", brake.factor, 0.0, brake.why or "released"),
+    )

@@ -1,0 +1,56 @@
+"""The controller's state as text, so that another process can carry on where the last holder of the epoch stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from moorage_server.core.controller import State, Watched
+from moorage_server.core.estimates import Exposure
+from moorage_server.core.pressure import Brake, Sample
+from moorage_server.core.survival import BINS, Survival
+from moorage_server.core.view import Class
+
+#: Raised whenever the text's layout changes; a state of another layout is dropped, and learnt anew.
+LAYOUT = 1
+
+
+def dump(state: State) -> str:
+    """``state`` as JSON."""
+
+    def plain(value: Any) -> Any:
+        return [round(float(v), 4) for v in value] if isinstance(value, np.ndarray) else value
+
+    exposures = {}
+    for name, exposure in state.exposures.items():
+        row = asdict(exposure)
+        row["survival"] = {k: plain(v) for k, v in row["survival"].items()}
+        exposures[name] = row
+    watched = {key: asdict(w) for key, w in state.watched.items()}
+    return json.dumps({"layout": LAYOUT, "at_ms": state.at_ms, "exposures": exposures, "watched": watched})
+
+
+def load(text: str) -> State:
+    """The state that ``dump`` wrote; a fresh one for no text, or a text of another layout."""
+    if not text:
+        return State()
+    data = json.loads(text)
+    if data.get("layout") != LAYOUT:
+        return State()
+    state = State(at_ms=data["at_ms"])
+    for name, row in data["exposures"].items():
+        counts = row.pop("survival")
+        seen = row.pop("seen")
+        exposure = Exposure(**row)
+        if len(counts["ended"]) == BINS:
+            exposure.survival = Survival(np.array(counts["ended"]), np.array(counts["at_risk"]))
+        exposure.seen = None if seen is None else Class(**seen)
+        state.exposures[name] = exposure
+    for key, row in data["watched"].items():
+        brake = row.pop("brake")
+        samples = [Sample(**s) for s in brake.pop("samples")]
+        state.watched[key] = Watched(**row, brake=Brake(**brake, samples=samples))
+    return state

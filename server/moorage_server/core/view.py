@@ -1,0 +1,236 @@
+"""What a decision is made from: a pool as it was read from the ledger. Times are milliseconds on the store's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from moorage_server.core.config import PoolConfig
+
+SERVING = "SERVING"
+DRAINING = "DRAINING"
+PAUSED = "PAUSED"
+SLEEPING = "SLEEPING"
+STOPPED = "STOPPED"
+
+FRESH = "FRESH"
+STALE = "STALE"
+GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a session asks for when it wants to enter. None means that the caller did not say."""
+
+    session_id: str
+    workload_class: str
+    group_id: str = ""
+    policy_version: int | None = None
+    prompt_tokens: int | None = None
+    expected_output_tokens: int | None = None
+    max_context_tokens: int | None = None
+    expected_turns: int | None = None
+    #: A living session whose home is lost: goes ahead of all that never had one.
+    homeless: bool = False
+
+    @property
+    def declared_tokens(self) -> int | None:
+        """Final context that the caller expects, else the largest it allows; None where it said neither."""
+        if self.prompt_tokens is not None and self.expected_output_tokens is not None:
+            expected = self.prompt_tokens + self.expected_output_tokens
+            return expected if self.max_context_tokens is None else min(expected, self.max_context_tokens)
+        return self.max_context_tokens
+
+    def encode(self) -> str:
+        """The numbers, for the ledger: 'prompt,output,context,turns' with nothing for what is unknown."""
+        numbers = (self.prompt_tokens, self.expected_output_tokens, self.max_context_tokens, self.expected_turns)
+        return ",".join("" if n is None else str(n) for n in numbers)
+
+    @classmethod
+    def decode(
+        cls,
+        session_id: str,
+        workload_class: str,
+        text: str,
+        *,
+        group_id: str = "",
+        policy_version: int | None = None,
+        homeless: bool = False,
+    ) -> Ask:
+        """The reverse of :meth:`encode`."""
+        parts = [int(p) if p else None for p in text.split(",")] if text else []
+        prompt, output, context, turns = (parts + [None] * 4)[:4]
+        return cls(session_id, workload_class, group_id, policy_version, prompt, output, context, turns, homeless)
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance (engine x rank x incarnation): what it reported and what is booked on it. None is unknown."""
+
+    key: str
+    instance_id: str
+    dp_rank: int
+    incarnation: str
+    endpoint: str = ""
+    state: str = SERVING
+    seen_ms: int = 0
+    #: Age that the observation had when it was received.
+    observed_age_ms: int = 0
+    cordoned: bool = False
+    drain_asked: bool = False
+    gone: bool = False
+    block_size: int = 16
+    total_blocks: int | None = None
+    used_blocks: int | None = None
+    waiting_capacity: int | None = None
+    prefix_query_tokens: int | None = None
+    prefix_hit_tokens: int | None = None
+    prefill_tokens: int | None = None
+    generation_tokens: int | None = None
+    preemptions: int | None = None
+    prefill_rate: float | None = None
+    max_context: int | None = None
+    weight_version: str = ""
+    #: Booked.
+    sessions: int = 0
+    by_class: dict[str, int] = field(default_factory=dict)
+    reserved_blocks: int = 0
+    shared_blocks: int = 0
+    groups: dict[str, int] = field(default_factory=dict)
+    backlog_blocks: int = 0
+    #: Continuation hits: tokens expected and found in the cache, cumulative.
+    expected_hit_tokens: int = 0
+    found_hit_tokens: int = 0
+    #: Published by the controller; empty or None until its first epoch.
+    need: tuple[int, ...] = ()
+    added: str = ""
+    budget: int | None = None
+    cap: int | None = None
+    class_caps: Mapping[str, int] = field(default_factory=dict)
+    brake: float = 1.0
+    pressure: float = 0.0
+    signals: str = ""
+    #: As received, for display.
+    snapshot: bytes = b""
+
+    @property
+    def draining(self) -> bool:
+        """Whether sessions are to leave, by the engine's word or an operator's."""
+        return self.drain_asked or self.state == DRAINING
+
+    def capacity(self, config: PoolConfig) -> int | None:
+        """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown."""
+        return None if self.total_blocks is None else max(1, int(self.total_blocks * config.headroom))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the controller last found for a class; see ``estimates`` for the meaning."""
+
+    reference_blocks: float
+    residency_s: float
+    growth: float
+    evidence: float
+    prior_tokens: float
+    #: S_b at the edges of ``survival.EDGES``.
+    survival: tuple[float, ...]
+    gap_s: float | None = None
+    hit_rate: float | None = None
+    quota_blocks: float = 0.0
+
+
+@dataclass(slots=True)
+class Class:
+    """Counters of one class; cumulative ones since the pool began."""
+
+    active: int = 0
+    held: int = 0
+    released: int = 0
+    completed: int = 0
+    admitted: int = 0
+    blocks: int = 0
+    #: Block-time in block-milliseconds and session-time in milliseconds, as accrued at `accrued_ms`.
+    block_ms: int = 0
+    session_ms: int = 0
+    accrued_ms: int = 0
+    virtual_time: int = 0
+    passes: int = 0
+    gap_ms: int = 0
+    gaps: int = 0
+    expected_hit_tokens: int = 0
+    found_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A held session near the head of its class's queue."""
+
+    ask: Ask
+    reason: str
+    since_ms: int
+    present_ms: int
+
+
+@dataclass(slots=True)
+class Queue:
+    """A class's queue: its whole length, and in order the first members that are there (waiting, or due to poll)."""
+
+    length: int
+    heads: list[Held]
+    #: Whether there are more of them.
+    more: bool = False
+
+
+@dataclass(slots=True)
+class Pool:
+    """A pool, as read at `now_ms`."""
+
+    name: str
+    now_ms: int
+    config: PoolConfig
+    instances: dict[str, Instance] = field(default_factory=dict)
+    classes: dict[str, Class] = field(default_factory=dict)
+    published: dict[str, Published] = field(default_factory=dict)
+    queues: dict[str, Queue] = field(default_factory=dict)
+    global_virtual_time: int = 0
+    unlabelled: int = 0
+    unknown_class: int = 0
+    decisions: int = 0
+    epochs: int = 0
+    revision: int = 0
+    named: bool = False
+    config_version: int = 0
+    #: Server or store were away a moment ago: silence proves nothing.
+    in_grace: bool = False
+    decisions_per_second: float = 0.0
+
+    def demand(self, name: str) -> int:
+        """N_b: unfinished demand of a class, active plus held sessions."""
+        c = self.classes.get(name)
+        return 0 if c is None else c.active + c.held
+
+    def copy(self) -> Pool:
+        """A copy that a plan may book on without changing this one."""
+        return replace(
+            self,
+            instances={
+                k: replace(i, by_class=dict(i.by_class), groups=dict(i.groups)) for k, i in self.instances.items()
+            },
+            classes={k: replace(c) for k, c in self.classes.items()},
+            queues={k: Queue(q.length, list(q.heads), q.more) for k, q in self.queues.items()},
+        )
+
+    def freshness(self, instance: Instance) -> str:
+        """FRESH, STALE or GONE by the age of the last snapshot (contract.md, *Alive*).
+
+        After an outage of our own nobody is gone for being silent: nobody could report.
+        """
+        age_s = (self.now_ms - instance.seen_ms) / 1000.0
+        silent = age_s >= self.config.gone_after_s and not self.in_grace
+        if instance.gone or instance.state == STOPPED or silent:
+            return GONE
+        return FRESH if age_s <= self.config.stale_after_s else STALE
+
+    def alive(self) -> list[Instance]:
+        """Instances that are not gone."""
+        return [i for i in self.instances.values() if self.freshness(i) != GONE]

@@ -1,0 +1,345 @@
+"""One pool as one server process serves it: a cached view, the callers that wait here, and the calls themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from moorage_server.core import admission, estimates, forecast, queue
+from moorage_server.core import config as cfg
+from moorage_server.core.admission import Verdict
+from moorage_server.core.config import PoolConfig
+from moorage_server.core.view import PAUSED, Ask, Pool
+from moorage_server.errors import MoorageFailure, StoreUnavailable
+from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Store
+
+log = structlog.get_logger("moorage.desk")
+
+#: A view older than this is read again before it decides; a view known to be outdated, after the shorter time.
+_VIEW_S, _DIRTY_VIEW_S = 0.25, 0.02
+#: How often waiting callers look again although nothing woke them.
+_LOOK_S = 0.5
+#: A caller that waits here keeps its turn for this long without being heard of; it is heard of every third of it.
+_PRESENT_MS, _KEEP_S = 15_000, 5.0
+#: Least and most time between two tries of a poller; added per session that waits before it.
+_RETRY_MS, _MOST_RETRY_MS, _RETRY_STEP_MS = 250, 5_000, 25
+#: A poller may be this late before others pass it.
+_LATE_MS = 500
+#: A place in the queue lasts this long after the last try, or three times the time until the next one.
+_PATIENCE_MS = 30_000
+#: How often a session looks whether its paused home serves again.
+_HOME_LOOK_S = 0.25
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A session that wants in, with what the ledger keeps of it."""
+
+    ask: Ask
+    request: Request
+    declared_class: str = ""
+    group_size: int = 0
+    lease_ttl_ms: int = 60_000
+    label: str = ""
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class _Waiter:
+    arrival: Arrival
+    answer: asyncio.Future[Placed | OnHold | Refused]
+
+
+class Desk:
+    """Serves one pool. One event loop; not thread-safe."""
+
+    def __init__(self, store: Store, pool: str, default: PoolConfig) -> None:
+        self.store = store
+        self.pool = pool
+        self.default = default
+        self._view: Pool | None = None
+        self._read_at = 0.0
+        self._dirty = True
+        self._reading: asyncio.Task[Pool] | None = None
+        self._waiters: dict[str, _Waiter] = {}
+        self._look = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Ends the tasks of this desk; those who wait get what they are: on hold."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """The pool changed for those who wait."""
+        self._dirty = True
+        self._look.set()
+
+    async def view(self) -> Pool:
+        """The pool, a moment old at most. Shared: do not change it."""
+        age = time.monotonic() - self._read_at
+        if self._view is not None and age < (_DIRTY_VIEW_S if self._dirty else _VIEW_S):
+            return self._view
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> Pool:
+        try:
+            self._dirty = False
+            started = time.monotonic()
+            view = await self.store.view(self.pool, self.default)
+            self._view, self._read_at = view, started
+            return view
+        except StoreUnavailable:
+            self._dirty, self._view = True, None
+            raise
+        finally:
+            self._reading = None
+
+    # Admit and the queue
+
+    async def admit(self, arrival: Arrival, max_wait_s: float = 0.0) -> tuple[Placed | OnHold | Refused, Verdict]:
+        """Decides for one session; waits for its turn for up to ``max_wait_s``. A cancelled call leaves nothing behind."""
+        view = await self.view()
+        verdict = self._decide(view, arrival.ask)
+        result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
+        if not isinstance(result, OnHold) or max_wait_s <= 0:
+            return result, verdict
+        waited = await self._wait(arrival, result, max_wait_s)
+        return waited, verdict
+
+    def _decide(self, view: Pool, ask: Ask) -> Verdict:
+        return admission.observe(view, ask) if view.config.mode == cfg.OBSERVE else admission.decide(view, ask)
+
+    async def _commit(
+        self, view: Pool, arrival: Arrival, verdict: Verdict, *, waiting: bool
+    ) -> Placed | OnHold | Refused:
+        """Carries a verdict to the ledger, which checks it again. Runs to its end even if the caller goes away."""
+        task = asyncio.create_task(self._commit_now(view, arrival, verdict, waiting=waiting))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            arrival.gone = True
+            self._spawn(self._undo(arrival, task))
+            raise
+
+    async def _commit_now(
+        self, view: Pool, arrival: Arrival, verdict: Verdict, *, waiting: bool
+    ) -> Placed | OnHold | Refused:
+        name = verdict.ask.workload_class
+        ahead = sum(q.length for q in view.queues.values())
+        retry_ms = min(_MOST_RETRY_MS, _RETRY_MS + _RETRY_STEP_MS * ahead)
+        retry_ms = int(retry_ms * random.uniform(0.9, 1.1))
+        step = queue.step(view, name)
+        growth = estimates.growth_of(view, name)
+        result = await self.store.admit(
+            self.pool,
+            arrival.request,
+            Admission(
+                ask=arrival.ask,
+                declared_class=arrival.declared_class,
+                group_size=arrival.group_size,
+                tokens=forecast.tokens_to_book(arrival.ask, growth),
+                lease_ttl_ms=arrival.lease_ttl_ms,
+                reason=verdict.reason,
+                detail=verdict.detail,
+                retry_ms=retry_ms,
+                patience_ms=max(_PATIENCE_MS, 3 * retry_ms),
+                present_ms=_PRESENT_MS if waiting else retry_ms + _LATE_MS,
+                observe=view.config.mode == cfg.OBSERVE,
+                step=step,
+                credit=queue.CREDIT * step,
+                rejected=verdict.rejected,
+                label=arrival.label,
+                passed=verdict.passed,
+                candidates=verdict.candidates,
+            ),
+        )
+        if isinstance(result, Placed) and result.fresh:
+            taken = next((c for c in verdict.candidates if c.instance == result.instance), None)
+            if taken is not None and view is self._view:
+                admission.charge(view, verdict, taken)
+        elif isinstance(result, OnHold):
+            self._dirty = True
+        return result
+
+    async def _undo(self, arrival: Arrival, task: asyncio.Future[Placed | OnHold | Refused]) -> None:
+        """The caller is gone: what its call booked is released again."""
+        with contextlib.suppress(MoorageFailure):
+            result = await task
+            if isinstance(result, Placed) and result.fresh and not result.moved:
+                await self.release(Request(), arrival.ask.session_id, result.token, "ABORTED", None)
+            elif isinstance(result, OnHold):
+                await self._leave_queue(arrival.ask.session_id)
+
+    async def _leave_queue(self, session_id: str) -> None:
+        await self.store.release(self.pool, Request(), session_id, "", "ABORTED", None, only_held=True)
+
+    async def _wait(self, arrival: Arrival, held: OnHold, max_wait_s: float) -> Placed | OnHold | Refused:
+        sid = arrival.ask.session_id
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(arrival, loop.create_future())
+        other = self._waiters.get(sid)
+        if other is not None and not other.answer.done():
+            # Two calls wait for one session: the newer one takes over, the older one is told where it stands.
+            other.answer.set_result(held)
+        self._waiters[sid] = waiter
+        self._start_looking()
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiter.answer), max_wait_s)
+        except TimeoutError:
+            if waiter.answer.done():
+                return waiter.answer.result()
+            self._forget(sid, waiter)
+            view = await self.view()
+            return await self._commit(view, arrival, self._decide(view, arrival.ask), waiting=False)
+        except asyncio.CancelledError:
+            arrival.gone = True
+            self._forget(sid, waiter)
+            if not waiter.answer.done():
+                self._spawn(self._quietly(self._leave_queue(sid)))
+            elif isinstance(waiter.answer.result(), Placed):
+                self._spawn(self._undo(arrival, waiter.answer))
+            raise
+        finally:
+            self._forget(sid, waiter)
+
+    def _forget(self, sid: str, waiter: _Waiter) -> None:
+        if self._waiters.get(sid) is waiter:
+            del self._waiters[sid]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(MoorageFailure):
+            await work
+
+    def _start_looking(self) -> None:
+        if not any(t.get_name() == "look" for t in self._tasks):
+            for name, body in (("look", self._look_loop), ("keep", self._keep_loop)):
+                task = asyncio.create_task(body(), name=name)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _look_loop(self) -> None:
+        """Serves those who wait here, whenever the pool changed: no caller looks for itself, so there is no stampede."""
+        while self._waiters:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), _LOOK_S)
+            self._look.clear()
+            try:
+                while await self._serve_waiters():
+                    pass
+            except StoreUnavailable:
+                self._fail_waiters()
+            except Exception:
+                log.exception("look_failed", pool=self.pool)
+
+    async def _serve_waiters(self) -> bool:
+        """Admits those whose turn it is. True if it should look again at once, on fresh numbers."""
+        view = await self.view()
+        for verdict in admission.plan(view):
+            waiter = self._waiters.get(verdict.ask.session_id)
+            if waiter is None or not verdict.candidates or waiter.answer.done():
+                continue
+            result = await self._commit_now(view, waiter.arrival, verdict, waiting=True)
+            if isinstance(result, OnHold):
+                return False
+            if waiter.arrival.gone:
+                waiter.answer.set_result(result)
+                self._spawn(self._undo(waiter.arrival, waiter.answer))
+            elif not waiter.answer.done():
+                waiter.answer.set_result(result)
+            if view is not self._view:
+                return True
+        return False
+
+    def _fail_waiters(self) -> None:
+        for waiter in self._waiters.values():
+            if not waiter.answer.done():
+                waiter.answer.set_exception(StoreUnavailable())
+        self._waiters.clear()
+
+    async def _keep_loop(self) -> None:
+        """Says for those who wait here that they are still there."""
+        while self._waiters:
+            await asyncio.sleep(_KEEP_S)
+            if self._waiters:
+                with contextlib.suppress(StoreUnavailable):
+                    await self.store.keep(self.pool, list(self._waiters), _PRESENT_MS, _PATIENCE_MS)
+
+    # Place and Release
+
+    async def place(
+        self, request: Request, session_id: str, token: str, turn: int | None, prompt: int | None, max_wait_s: float
+    ) -> Placed | OnHold:
+        """Where the session's next request goes; moves it if its home is lost."""
+        view = await self.view()
+        gone_ms = int(view.config.gone_after_s * 1000)
+        until = time.monotonic() + max_wait_s
+        while True:
+            result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+            if isinstance(result, Placed):
+                return result
+            left = until - time.monotonic()
+            if isinstance(result, HomeWaits):
+                if left <= 0:
+                    reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
+                    detail = f"home is {result.state.lower()}"
+                    return OnHold(reason, int(_HOME_LOOK_S * 1000), 0, 0, view.now_ms, detail)
+                await asyncio.sleep(min(_HOME_LOOK_S, left))
+                continue
+            arrival = Arrival(result.ask, request)
+            moved, _ = await self.admit(arrival, max(0.0, left))
+            if isinstance(moved, Refused):
+                return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, moved.since_ms, moved.detail)
+            return moved
+
+    async def release(
+        self,
+        request: Request,
+        session_id: str,
+        token: str,
+        outcome: str,
+        context: int | None,
+        *,
+        evict_reason: str | None = None,
+    ) -> Released:
+        """Ends a session; a caller that waits for it here is told to go."""
+        result = await self.store.release(
+            self.pool, request, session_id, token, outcome, context, evict_reason=evict_reason
+        )
+        waiter = self._waiters.get(session_id)
+        if waiter is not None and not waiter.answer.done():
+            waiter.answer.set_result(OnHold("", 0, 0, 0, 0, "released while it waited"))
+        return result
+
+    def arrival(self, ask: Ask, view: Pool, **rest: Any) -> Arrival:
+        """The arrival of ``ask`` under the class in force."""
+        config = view.config
+        declared = ask.workload_class
+        label = ""
+        if not declared:
+            label = "UNLABELLED"
+        elif (config.classes and config.class_in_force(declared) not in config.classes) or (
+            config.classes and declared not in config.classes and not _is_alias(config, declared)
+        ):
+            label = "UNKNOWN"
+        in_force = replace(ask, workload_class=config.class_in_force(declared))
+        return Arrival(in_force, declared_class=declared, label=label, **rest)
+
+
+def _is_alias(config: PoolConfig, declared: str) -> bool:
+    return any(declared in c.aliases for c in config.classes.values())

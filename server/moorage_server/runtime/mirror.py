@@ -1,0 +1,81 @@
+"""The epoch holder's mirror of a pool's living sessions, kept by the changes since the last look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from moorage_server.core.controller import Ended, Happened, Row
+from moorage_server.core.view import Ask
+from moorage_server.store.base import Change
+
+
+class Mirror:
+    """Living sessions by id, and what happened to sessions since it was last asked."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.rows: dict[str, Row] = {}
+        self._happened = Happened()
+        self._declared: set[str] = set()
+
+    def apply(self, changes: list[Change]) -> None:
+        """Takes in changed sessions."""
+        for change in changes:
+            if change.now is None:
+                self._end(change.session_id, change.ended)
+            else:
+                self._declare(change.session_id, change.now)
+                if change.now["st"] == "live":
+                    self._update(change.session_id, change.now)
+                else:
+                    self.rows.pop(change.session_id, None)
+
+    def take(self) -> Happened:
+        """What happened since the last call."""
+        happened, self._happened = self._happened, Happened()
+        return happened
+
+    def _declare(self, sid: str, now: Mapping[str, str]) -> None:
+        if sid in self._declared:
+            return
+        self._declared.add(sid)
+        ask = Ask.decode(sid, now["class"], now.get("ask", ""))
+        if ask.declared_tokens is not None:
+            self._happened.declared.append((now["class"], float(ask.declared_tokens)))
+
+    def _update(self, sid: str, now: Mapping[str, str]) -> None:
+        tokens = float(now["ctx"])
+        row = self.rows.get(sid)
+        if row is None:
+            ask = Ask.decode(sid, now["class"], now.get("ask", ""))
+            start = tokens if ask.prompt_tokens is None else float(ask.prompt_tokens)
+            ceiling = math.inf if ask.max_context_tokens is None else float(ask.max_context_tokens)
+            declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
+            row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared)
+            self.rows[sid] = row
+        self._grow(row, tokens)
+        row.instance = now["inst"]
+        row.reported_ms = int(now["ctx_at"])
+        row.growing = now["phase"] != "TOOL_WAIT"
+        row.shared_blocks = int(now["shr"])
+
+    def _grow(self, row: Row, tokens: float) -> None:
+        if tokens > row.tokens:
+            grown = self._happened.grown
+            grown[row.workload_class] = grown.get(row.workload_class, 0.0) + tokens - row.tokens
+        row.tokens = tokens
+
+    def _end(self, sid: str, ended: Mapping[str, str] | None) -> None:
+        self._declared.discard(sid)
+        row = self.rows.pop(sid, None)
+        if ended is None or not ended.get("admitted"):
+            return
+        final = float(ended["ctx"]) if ended.get("ctx") else None
+        if row is None:
+            ask = Ask.decode(sid, ended["class"], ended.get("ask", ""))
+            start = float(ask.prompt_tokens or 0)
+            row = Row(ended["class"], "", start, start, 0, False, 0)
+        if final is not None:
+            self._grow(row, final)
+        self._happened.ended.append(Ended(ended["class"], ended["outcome"], row.start_tokens, final))

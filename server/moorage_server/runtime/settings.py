@@ -1,0 +1,271 @@
+"""The configuration of a server: one YAML file, MOORAGE_* variables and flags, checked before anything starts.
+
+Flags win over variables, variables over the file, the file over the defaults. A variable is named after its key:
+``redis.url`` is MOORAGE_REDIS_URL, ``shutdown.grace_s`` is MOORAGE_SHUTDOWN_GRACE_S. ``MOORAGE_POOLS`` takes YAML.
+The defaults of a pool are the core's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from moorage_server import limits
+from moorage_server.core import config as core
+
+_POOL = core.PoolConfig()
+_CLASS = core.ClassConfig()
+
+
+def _id(value: str) -> str:
+    if not 1 <= len(value.encode()) <= limits.ID_BYTES:
+        raise ValueError(f"must be 1 to {limits.ID_BYTES} bytes of UTF-8")
+    return value
+
+
+def _empty_as_nothing(value: Any) -> Any:
+    # A YAML key whose children are all commented out reads as null.
+    return {} if value is None else value
+
+
+Id = Annotated[str, Field(strict=True), BeforeValidator(lambda v: _id(v) if isinstance(v, str) else v)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values are final."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_null(cls, data: Any) -> Any:
+        return _empty_as_nothing(data)
+
+
+class RedisSettings(Section):
+    """Where the ledger lives."""
+
+    url: SecretStr | None = Field(
+        default=None, description="Redis or Valkey, 7 or later; may hold a password. Never printed."
+    )
+    embedded: bool | None = Field(
+        default=None,
+        description="Keep the ledger in this process; it is lost at exit. The default where no url is given.",
+    )
+    key_prefix: str = Field(
+        default="moorage",
+        pattern=r"^[^{}\s]{1,64}$",
+        description="Beginning of every key: 1 to 64 characters, no braces, no blanks.",
+    )
+
+    @model_validator(mode="after")
+    def _one_store(self) -> RedisSettings:
+        if self.embedded and self.url is not None:
+            raise ValueError("url and embedded exclude each other")
+        if self.embedded is False and self.url is None:
+            raise ValueError("url is needed where embedded is false")
+        return self
+
+
+class LogSettings(Section):
+    """What is logged, to stderr."""
+
+    format: Literal["console", "json"] = Field(
+        default="console", description="For people, or one JSON object per line."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level printed."
+    )
+    decisions: Literal["all", "changes", "none"] = Field(
+        default="changes",
+        description="Which decisions are logged: `changes` leaves out continuations that stay where they are.",
+    )
+
+
+class LimitSettings(Section):
+    """What one server takes on."""
+
+    max_message_bytes: int = Field(
+        default=limits.MESSAGE_BYTES,
+        ge=65_536,
+        le=limits.MESSAGE_BYTES,
+        description="Largest request or answer, in bytes.",
+    )
+    max_concurrent_rpcs: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="Calls under way at once, waiting ones included; unset: no bound."
+    )
+    max_connection_age_s: float | None = Field(
+        default=None,
+        ge=1,
+        le=604_800,
+        description="Seconds after which clients reconnect, so that they spread over replicas.",
+    )
+
+
+class HealthSettings(Section):
+    """How readiness follows the store."""
+
+    check_interval_s: float = Field(default=1.0, ge=0.05, le=60, description="Seconds between two pings of the store.")
+    check_timeout_s: float = Field(default=1.0, ge=0.05, le=60, description="Seconds that an answer may take.")
+
+
+class ShutdownSettings(Section):
+    """What happens between SIGTERM and exit."""
+
+    pre_stop_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=300,
+        description="Seconds between NOT_SERVING and the last new call, for load balancers to notice.",
+    )
+    grace_s: float = Field(default=10.0, ge=0, le=600, description="Seconds that calls under way may take to finish.")
+
+
+class ClassSettings(Section):
+    """One workload class."""
+
+    target_share: float | None = Field(
+        default=_CLASS.target_share,
+        description="Weight in the trainer's target mixture (rho_b), above 0; shares are normalised.",
+    )
+    prior_context_tokens: int | None = Field(
+        default=_CLASS.prior_context_tokens, description="Context of a session until evidence accrues, in tokens."
+    )
+    prior_residency_s: float | None = Field(
+        default=_CLASS.prior_residency_s, description="Seconds from admission to release until evidence accrues."
+    )
+    refused: bool = Field(default=_CLASS.refused, description="Refuse the class.")
+    aliases: tuple[Id, ...] = Field(
+        default=_CLASS.aliases,
+        max_length=limits.ALIASES,
+        description="Other names under which callers declare the class.",
+    )
+
+
+class PoolSettings(Section):
+    """How one pool decides until ConfigurePool says otherwise."""
+
+    policy: str = Field(default=_POOL.policy, description="static, session, misa or misa-t.")
+    mode: str = Field(
+        default=_POOL.mode,
+        description="enforce or observe: `observe` places everything and records what `enforce` would have said.",
+    )
+    classes: Annotated[dict[Id, ClassSettings], BeforeValidator(_empty_as_nothing)] = Field(
+        default_factory=dict, max_length=limits.CLASSES, description="Workload classes by name."
+    )
+    default_class: str = Field(
+        default=_POOL.default_class,
+        description="Class of sessions that declare none or an unknown one; empty: they keep the name they gave.",
+    )
+    headroom: float = Field(
+        default=_POOL.headroom,
+        description="Share of an instance's usable blocks that may be booked, above 0 and at most 1.",
+    )
+    static_cap: int = Field(default=_POOL.static_cap, description="Sessions per instance under `static`.")
+    min_sessions_per_instance: int = Field(
+        default=_POOL.min_sessions_per_instance,
+        description="Least session cap of an instance under the adaptive policies.",
+    )
+    max_sessions_per_instance: int = Field(
+        default=_POOL.max_sessions_per_instance, description="Most sessions per instance; 0: no bound but the policy's."
+    )
+    lease_ttl_s: float = Field(
+        default=_POOL.lease_ttl_s, description="Seconds of a lease where the caller asks for none, 1 to 86400."
+    )
+    heartbeat_interval_s: float = Field(
+        default=_POOL.heartbeat_interval_s,
+        description="Seconds between snapshots; an instance is stale after three of them.",
+    )
+    gone_after_s: float = Field(
+        default=_POOL.gone_after_s, description="Seconds of silence after which an instance is gone."
+    )
+    epoch_interval_s: float = Field(default=_POOL.epoch_interval_s, description="Seconds of a controller epoch.")
+    forecast_margin: float = Field(
+        default=_POOL.forecast_margin,
+        description="Standard deviations above the forecast mean that must still fit (z).",
+    )
+    healthy_hit_rate: float = Field(
+        default=_POOL.healthy_hit_rate, description="Continuation hit rate below which the brake acts, 0 to 1."
+    )
+    max_passes: int = Field(
+        default=_POOL.max_passes,
+        description="Sessions' worth of admissions that may pass a class whose head does not fit.",
+    )
+    max_policy_lag: int | None = Field(
+        default=_POOL.max_policy_lag,
+        ge=0,
+        le=2**32 - 1,
+        description="Most versions a session may lag behind; unset: no limit.",
+    )
+
+    def to_core(self) -> core.PoolConfig:
+        """The core's form. Bounds are not checked here."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields if name != "classes"}
+        classes = {
+            name: core.ClassConfig(**workload_class.model_dump()) for name, workload_class in self.classes.items()
+        }
+        return core.PoolConfig(classes=MappingProxyType(classes), **values)
+
+
+class Settings(Section):
+    """A server's configuration."""
+
+    listen: str = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
+    reflection: bool | None = Field(
+        default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
+    )
+    redis: RedisSettings = Field(default_factory=RedisSettings, description="Where the ledger lives.")
+    log: LogSettings = Field(default_factory=LogSettings, description="What is logged.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server takes on.")
+    health: HealthSettings = Field(default_factory=HealthSettings, description="How readiness follows the store.")
+    shutdown: ShutdownSettings = Field(
+        default_factory=ShutdownSettings, description="What happens between SIGTERM and exit."
+    )
+    pools: Annotated[dict[Id, PoolSettings], BeforeValidator(_empty_as_nothing)] = Field(
+        default_factory=dict,
+        description="Pools by name; others come into being, with the defaults, when an instance registers.",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+            raise ValueError("must be HOST:PORT with a port from 0 to 65535")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError("must be HOST:PORT, an IPv6 address in brackets")
+        return value
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the ledger lives in this process: asked for, or nothing else was."""
+        return self.redis.url is None
+
+    @property
+    def redis_url(self) -> str | None:
+        """The store's URL, password included: for connecting only."""
+        return None if self.redis.url is None else self.redis.url.get_secret_value()
+
+    @property
+    def reflects(self) -> bool:
+        """Whether reflection is on."""
+        return self.on_loopback if self.reflection is None else self.reflection
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def pool_configs(self) -> Mapping[str, core.PoolConfig]:
+        """The configured pools in the core's form."""
+        return {name: pool.to_core() for name, pool in self.pools.items()}

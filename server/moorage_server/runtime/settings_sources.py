@@ -1,0 +1,234 @@
+"""Reads Settings from a file, the environment and flags, and says what is wrong with them in the words of their keys.
+
+Every source becomes a layer: the paths it sets, their values, and the words for where each came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from moorage_server.core import config as core
+from moorage_server.errors import shorten
+from moorage_server.runtime.redaction import mask_url, redact_text
+from moorage_server.runtime.settings import Section, Settings
+
+KeyPath = tuple[Any, ...]
+
+CONFIG_VARIABLE = "MOORAGE_CONFIG"
+POOLS_VARIABLE = "MOORAGE_POOLS"
+_ENV_PREFIX = "MOORAGE_"
+_URL: KeyPath = ("redis", "url")
+_EMBEDDED: KeyPath = ("redis", "embedded")
+_TRUE = {"true", "t", "yes", "y", "on", "1"}
+
+#: Keyword of a flag -> key it sets.
+FLAGS: dict[str, KeyPath] = {
+    "listen": ("listen",),
+    "redis_url": _URL,
+    "embedded": _EMBEDDED,
+    "log_format": ("log", "format"),
+    "log_level": ("log", "level"),
+    "reflection": ("reflection",),
+}
+
+
+class SettingsError(Exception):
+    """The configuration is unusable. ``problems``: one line each with the key, the limit, the value and its source."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class _Given(NamedTuple):
+    value: object
+    source: str
+
+
+_Layer = dict[KeyPath, _Given]
+
+
+def load_settings(config_file: str | None, overrides: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Settings from the file (or the one that MOORAGE_CONFIG names), the environment, and flags, the last one winning.
+
+    ``overrides`` has the keys of FLAGS; None means not given, and so does a false ``embedded``, which is a bare flag.
+    Raises SettingsError with every problem found.
+    """
+    config_file = config_file or environ.get(CONFIG_VARIABLE)
+    file_layer = _flat(read_file(config_file), config_file) if config_file else {}
+    given: _Layer = {}
+    for layer in (file_layer, _from_environment(environ), _from_flags(overrides)):
+        _lay(given, layer)
+    try:
+        settings = Settings.model_validate(_nested(given))
+    except ValidationError as error:
+        raise SettingsError(*(_told(details, given) for details in error.errors())) from None
+    problems = [
+        _line(("pools", name, *problem.key.split(".")), f"must be {problem.limit}", problem.value, given)
+        for name, pool in settings.pool_configs().items()
+        for problem in core.check(pool)
+    ]
+    if problems:
+        raise SettingsError(*problems)
+    return settings
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises SettingsError where there is none."""
+    try:
+        content = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}: can not be read: {getattr(error, 'strerror', None) or error}") from None
+    return _parse(content, name)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key given twice, which YAML forbids and PyYAML settles silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _parse(content: str, name: str) -> dict[str, Any]:
+    try:
+        data = yaml.load(content, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise SettingsError(f"{name}: not YAML: {error.problem}{where}") from None
+    except yaml.YAMLError:
+        raise SettingsError(f"{name}: not YAML: holds a character that YAML does not allow") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise SettingsError(f"{name}: must hold keys and values, got a {type(data).__name__}")
+    return data
+
+
+def environment_variables() -> dict[str, KeyPath]:
+    """Name of each variable and the key it sets; pools are given whole, in MOORAGE_POOLS."""
+    return {_ENV_PREFIX + "_".join(path).upper(): path for path in _leaves(Settings, ())}
+
+
+def _leaves(section: type[BaseModel], above: KeyPath) -> Iterator[KeyPath]:
+    for name, field in section.model_fields.items():
+        if (inner := _section_in(field.annotation)) is None:
+            yield (*above, name)
+        elif name != "pools":
+            yield from _leaves(inner, (*above, name))
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The section that a field holds, itself or as the values of a mapping."""
+    inner = get_args(annotation)[1] if get_args(annotation)[1:] else annotation
+    return inner if isinstance(inner, type) and issubclass(inner, Section) else None
+
+
+def _flat(data: Mapping[Any, Any], source: str, above: KeyPath = ()) -> _Layer:
+    layer: _Layer = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            layer |= _flat(value, source, (*above, key))
+        else:
+            layer[(*above, key)] = _Given(value, source)
+    return layer
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    layer = {
+        path: _Given(value, variable)
+        for variable, path in environment_variables().items()
+        if (value := environ.get(variable))
+    }
+    if pools := environ.get(POOLS_VARIABLE):
+        layer |= _flat(_parse(pools, POOLS_VARIABLE), POOLS_VARIABLE, ("pools",))
+    return layer
+
+
+def _from_flags(overrides: Mapping[str, object]) -> _Layer:
+    return {
+        FLAGS[name]: _Given(value, "--" + name.replace("_", "-"))
+        for name, value in overrides.items()
+        if value is not None and not (name == "embedded" and not value)
+    }
+
+
+def _lay(given: _Layer, layer: _Layer) -> None:
+    """Puts a layer on top. Whoever names a store overrules the other kind of store named below."""
+    url, embedded = (layer.get(path, _Given(None, "")).value for path in (_URL, _EMBEDDED))
+    if url is not None and embedded is None:
+        given.pop(_EMBEDDED, None)
+    if str(embedded).lower() in _TRUE and url is None:
+        given.pop(_URL, None)
+    given |= layer
+
+
+def _nested(given: _Layer) -> dict[str, Any]:
+    """The layers' paths as nested mappings. Shorter paths come first, so that a null section gives way to its keys."""
+    result: dict[str, Any] = {}
+    for path in sorted(given, key=len):
+        section = result
+        for part in path[:-1]:
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                break
+        else:
+            section[path[-1]] = given[path].value
+    return result
+
+
+def _told(details: ErrorDetails, given: _Layer) -> str:
+    path = details["loc"]
+    if details["type"] == "extra_forbidden":
+        return _line(path, "unknown key" + _suggestion(path), None, given)
+    if details["type"] == "value_error":
+        return _line(path, str(details["ctx"]["error"]), details["input"], given)
+    return _line(path, re.sub(r"^\w+ should ", "must ", details["msg"]), details["input"], given)
+
+
+def _suggestion(path: KeyPath) -> str:
+    section: type[Section] | None = Settings
+    steps = iter(path[:-1])
+    for step in steps:
+        annotation = section.model_fields[step].annotation if section else None
+        section = _section_in(annotation)
+        if get_args(annotation):
+            next(steps)
+    known = list(section.model_fields) if section else []
+    close = difflib.get_close_matches(str(path[-1]), known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+
+
+def _line(path: KeyPath, complaint: str, value: object, given: _Layer) -> str:
+    text = f"{'.'.join(str(part) for part in path if part != '[key]')}: {complaint}"
+    if isinstance(value, str | int | float):
+        shown = mask_url(value) if path == _URL and isinstance(value, str) else redact_text(str(value))
+        text += f", got {shorten(shown)!r}"
+    source = _source(path, given)
+    return f"{text} ({source})" if source else text
+
+
+def _source(path: KeyPath, given: _Layer) -> str:
+    """Where the value at ``path`` came from: what set it or something in it, else what set something near it."""
+    for length in range(len(path), 0, -1):
+        near = path[:length]
+        if near in given:
+            return given[near].source
+        if inside := next((one.source for key, one in given.items() if key[:length] == near), None):
+            return inside
+    return ""

@@ -1,0 +1,11 @@
+-- Leases: one sorted set by expiry. Keys of a session also expire by themselves, long after its lease, so that nothing
+-- is left behind by a pool that nobody serves any more.
+local BACKSTOP_MS = 604800000
+
+local function renew(sid, ttl)
+  local expires = now + ttl
+  call('ZADD', P .. 'leases', text(expires), sid)
+  call('HSET', P .. 's:' .. sid, 'exp', text(expires))
+  call('PEXPIRE', P .. 's:' .. sid, text(ttl + BACKSTOP_MS))
+  return expires
+end

@@ -1,0 +1,37 @@
+-- Takes one snapshot of an instance: registers it, drops repeats and older ones, and turns the page at a new incarnation.
+-- include: _base _events _ledger _queue _detach
+--
+-- ARGV  2 instance key  3 incarnation  4 sequence (20 digits)  5 state  6 block size ('' = unknown)
+--       7 block size to count with while none is known  8 the snapshot, serialised  9 age of what was observed
+-- Returns {'OK', 1 if new} | {'OLD_SEQUENCE'} | {'OLD_INCARNATION'}
+local ikey, inc, state = ARGV[2], ARGV[3], ARGV[5]
+local key, gone_incs = P .. 'i:' .. ikey, P .. 'inc:' .. ikey
+local row = fields(key, 'inc', 'seq', 'state', 'gone', 'bs')
+
+if row.inc == inc and row.seq and ARGV[4] <= row.seq then return { 'OLD_SEQUENCE' } end
+if row.inc ~= inc and call('SISMEMBER', gone_incs, inc) == 1 then return { 'OLD_INCARNATION' } end
+
+local new = row.inc ~= inc
+if new then
+  if row.inc then
+    -- Bookings never carry over to a new incarnation under the old name.
+    for _, sid in ipairs(call('SMEMBERS', P .. 'home:' .. ikey)) do
+      detach(sid, fields(P .. 's:' .. sid, 'class', 'inst', 'group', 'rank'), 'home restarted')
+    end
+    call('SADD', gone_incs, row.inc)
+    call('PEXPIRE', gone_incs, 86400000)
+    call('HDEL', key, 'need', 'added', 'budget', 'cap', 'caps', 'brake', 'pressure', 'backlog', 'hexp', 'hgot', 'drain')
+  end
+  call('SADD', P .. 'instances', ikey)
+  call('HSET', POOL, 'named', 1)
+  call('HSET', key, 'inc', inc, 'born', now)
+  emit('register', '', ikey, '', row.inc and 'new incarnation' or 'new instance', 'incarnation', inc)
+end
+call('HSET', key, 'seq', ARGV[4], 'seen', text(now), 'state', state, 'snap', ARGV[8], 'age', ARGV[9], 'gone', 0)
+-- A block size that is not known yet must not move what is booked already.
+if ARGV[6] ~= '' then call('HSET', key, 'bs', ARGV[6]) elseif not row.bs then call('HSET', key, 'bs', ARGV[7]) end
+if new or row.state ~= state or row.gone == '1' then
+  if not new then emit('state', '', ikey, '', state) end
+  wake('instance')
+end
+return { 'OK', new and 1 or 0 }

@@ -1,0 +1,382 @@
+"""The store on Redis or Valkey (or an in-process fakeredis): one script per transition, one round trip per call."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from moorage_server.core.config import PoolConfig
+from moorage_server.core.view import Ask, Pool
+from moorage_server.errors import (
+    InvalidField,
+    LeaseStale,
+    PoolUnknown,
+    RequestIdReused,
+    SessionUnknown,
+    StoreUnavailable,
+    WrongState,
+)
+from moorage_server.store import base, keys, parse, scripts
+from moorage_server.store.parse import optional_int, pairs, text
+
+#: Heads of each class's queue that a view carries.
+_HEADS = 8
+#: How long a paused session is remembered.
+PAUSED_MS = 3_600_000
+#: Block size to count with while an instance has not reported one, tokens.
+UNKNOWN_BLOCK_SIZE = 16
+#: Progress reports per script call: a script blocks the whole store while it runs.
+_PROGRESS_BATCH = 100
+
+
+def _blank(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+class RedisStore:
+    """Implements :class:`moorage_server.store.base.Store`.
+
+    ``client`` must not retry by itself (a mutation without request id would run twice) and must return bytes.
+    """
+
+    def __init__(self, client: Redis, subscriber: Redis, prefix: str = "moorage") -> None:
+        self._client = client
+        self._subscriber = subscriber
+        self._prefix = prefix
+        self._shas = {name: hashlib.sha1(scripts.source(name).encode()).hexdigest() for name in scripts.names()}
+        self._touched: set[str] = set()
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the store does not answer."""
+        try:
+            await self._client.ping()
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self._subscriber.aclose()
+
+    def _names(self, pool: str) -> tuple[str, str]:
+        prefix = keys.pool_prefix(self._prefix, pool)
+        return prefix, prefix + "pool"
+
+    async def _run(self, name: str, pool: str, *args: Any) -> Any:
+        """Runs a script on a pool. The script cache is volatile: it is filled again whenever it is found empty."""
+        prefix, pool_key = self._names(pool)
+        try:
+            try:
+                return await self._client.evalsha(self._shas[name], 1, pool_key, prefix, *args)
+            except NoScriptError:
+                await self._client.script_load(scripts.source(name))
+                return await self._client.evalsha(self._shas[name], 1, pool_key, prefix, *args)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            raise _unavailable(error) from error
+        except RedisError as error:
+            if str(error).startswith(("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY")):
+                raise _unavailable(error) from error
+            raise
+
+    async def _touch(self, pool: str) -> None:
+        """Remembers that the pool exists, once per process, for the controllers."""
+        if pool in self._touched:
+            return
+        try:
+            await self._client.sadd(keys.pools_key(self._prefix), pool)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        self._touched.add(pool)
+
+    async def pools(self) -> list[str]:
+        try:
+            members = await self._client.smembers(keys.pools_key(self._prefix))
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        return sorted(text(m) for m in members)
+
+    async def name(self, pool: str) -> None:
+        await self._touch(pool)
+        await self._run("name", pool)
+
+    async def view(self, pool: str, default: PoolConfig) -> Pool:
+        return parse.pool(pool, await self._run("view", pool, _HEADS), default)
+
+    async def admit(
+        self, pool: str, request: base.Request, admission: base.Admission
+    ) -> base.Placed | base.OnHold | base.Refused:
+        await self._touch(pool)
+        a, ask = admission, admission.ask
+        args: list[Any] = [
+            request.request_id, request.body, ask.session_id, ask.workload_class, a.declared_class, ask.group_id,
+            _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
+            a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit, "REJECT" if a.rejected else "",
+            a.label, a.group_size, len(a.passed), *a.passed, len(a.candidates),
+        ]  # fmt: skip
+        for c in a.candidates:
+            args += [c.instance, c.incarnation, c.cap, c.class_cap, c.shared, c.prefill, c.expected_cached, len(c.asks)]
+            args += [*c.asks, *c.limits]
+        reply = await self._run("admit", pool, *args)
+        kind = text(reply[0])
+        if kind in ("PLACED", "LIVE"):
+            return _placed(reply, fresh=kind == "PLACED")
+        if kind == "HELD":
+            _, reason, retry, position, ahead, since, detail = reply
+            return base.OnHold(text(reason), int(retry), int(position), int(ahead), int(since), text(detail))
+        if kind == "REJECTED":
+            return base.Refused(text(reply[1]), int(reply[2]), text(reply[3]))
+        raise RequestIdReused(request.request_id)
+
+    async def place(
+        self,
+        pool: str,
+        request: base.Request,
+        session_id: str,
+        token: str,
+        turn: int | None,
+        prompt: int | None,
+        gone_ms: int,
+    ) -> base.Placed | base.Homeless | base.HomeWaits:
+        reply = await self._run(
+            "place", pool, request.request_id, request.body, session_id, token, _blank(turn), _blank(prompt), gone_ms
+        )
+        kind = text(reply[0])
+        if kind == "PLACED":
+            return _placed(reply, fresh=False)
+        if kind == "WAIT":
+            return base.HomeWaits(text(reply[1]))
+        if kind == "HOMELESS":
+            _, why, ask, name, tokens, group, version = reply
+            wanted = Ask.decode(
+                session_id,
+                text(name),
+                text(ask),
+                group_id=text(group),
+                policy_version=optional_int(version),
+                homeless=True,
+            )
+            return base.Homeless(text(why), _moved_ask(wanted, int(tokens)))
+        if kind == "UNKNOWN":
+            raise SessionUnknown(pool, session_id) if int(reply[1]) else PoolUnknown(pool)
+        if kind == "HELDSTATE":
+            raise WrongState(f"session {session_id!r} is held: it has no home yet", {"session_id": session_id})
+        raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
+
+    async def release(
+        self,
+        pool: str,
+        request: base.Request,
+        session_id: str,
+        token: str,
+        outcome: str,
+        context: int | None,
+        *,
+        evict_reason: str | None = None,
+        only_held: bool = False,
+    ) -> base.Released:
+        reply = await self._run(
+            "release", pool, request.request_id, request.body, session_id, token, outcome, _blank(context), PAUSED_MS,
+            int(evict_reason is not None), outcome if evict_reason is None else evict_reason, int(only_held),
+        )  # fmt: skip
+        kind = text(reply[0])
+        if kind in ("RELEASED", "OVER"):
+            return base.Released(kind == "OVER", int(reply[1]), int(reply[2]), int(reply[3]))
+        if kind == "NOTHING":
+            if not int(reply[1]):
+                raise PoolUnknown(pool)
+            return base.Released(True)
+        if kind == "NOTOKEN":
+            raise InvalidField("lease_token", "", "given: the session is placed, not held")
+        raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
+
+    async def progress(self, pool: str, items: Sequence[base.Progress]) -> list[base.Renewed]:
+        answers: list[base.Renewed] = []
+        for start in range(0, len(items), _PROGRESS_BATCH):
+            batch = items[start : start + _PROGRESS_BATCH]
+            args: list[Any] = [len(batch)]
+            for i in batch:
+                args += [i.session_id, i.token, i.phase, _blank(i.turn), _blank(i.context_tokens)]
+                args += [_blank(i.cached_tokens), _blank(i.output_tokens)]
+            reply = await self._run("progress", pool, *args)
+            answers += [
+                base.Renewed(text(reply[n]), int(reply[n + 1] or 0), int(reply[n + 2] or 0))
+                for n in range(0, len(reply), 3)
+            ]
+        return answers
+
+    async def snapshot(self, pool: str, snapshot: base.Snapshot) -> str:
+        await self._touch(pool)
+        s = snapshot
+        reply = await self._run(
+            "snapshot", pool, s.instance, s.incarnation, f"{s.sequence:020d}", s.state, _blank(s.block_size),
+            UNKNOWN_BLOCK_SIZE, s.raw, s.age_ms,
+        )  # fmt: skip
+        kind = text(reply[0])
+        return "NEW" if kind == "OK" and int(reply[1]) else kind
+
+    async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> int:
+        return int(await self._run("keep", pool, present_ms, patience_ms, len(session_ids), *session_ids))
+
+    async def mark(self, pool: str, instance: str, mark: str) -> tuple[bool, int]:
+        known, sessions = await self._run("mark", pool, instance, mark)
+        return bool(known), int(sessions)
+
+    async def configure(self, pool: str, request: base.Request, config: str, version: int | None) -> bool:
+        await self._touch(pool)
+        reply = await self._run("configure", pool, request.request_id, request.body, config, _blank(version))
+        kind = text(reply[0])
+        if kind == "REUSED":
+            raise RequestIdReused(request.request_id)
+        return kind == "OK"
+
+    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int) -> base.Tick:
+        holder, now, grace = await self._run("tick", pool, owner, lease_ms, grace_ms, 0)
+        return base.Tick(bool(holder), int(now), int(grace))
+
+    async def resign(self, pool: str, owner: str) -> None:
+        await self._run("tick", pool, owner, 0, 0, 1)
+
+    async def changes(self, pool: str, owner: str, since: int, limit: int) -> base.Changes | None:
+        reply = await self._run("changes", pool, owner, since, limit)
+        if text(reply[0]) == "FENCED":
+            return None
+        rows = [base.Change(text(sid), _row(now, _NOW), _row(ended, _ENDED)) for sid, now, ended in reply[3]]
+        return base.Changes(int(float(reply[1])), bool(reply[2]), rows)
+
+    async def state(self, pool: str) -> str:
+        prefix, _ = self._names(pool)
+        try:
+            return text(await self._client.get(prefix + "state") or b"")
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+    async def publish(
+        self,
+        pool: str,
+        owner: str,
+        policy: str | None,
+        state: str | None,
+        epoch: bool,
+        updates: Sequence[base.InstanceUpdate],
+    ) -> bool:
+        args: list[Any] = [owner, policy or "", state or "", int(epoch), len(updates)]
+        for u in updates:
+            args += [u.instance, u.incarnation, u.added, ",".join(map(str, u.need)), len(u.fields)]
+            for name, value in u.fields.items():
+                args += [name, value]
+        return text(await self._run("publish", pool, *args)) == "OK"
+
+    async def expire(self, pool: str, per_second: int, most: int) -> int:
+        return int(await self._run("expire", pool, per_second, most))
+
+    async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:
+        return text((await self._run("gone", pool, instance, gone_ms, forget_ms))[0])
+
+    async def session(self, pool: str, session_id: str) -> tuple[int, base.SessionRecord | None]:
+        now, _, rows = await self._run("inspect", pool, "one", session_id, 1)
+        return int(now), _record(rows[0]) if rows else None
+
+    async def sessions(self, pool: str, after: str, limit: int) -> tuple[int, str, list[base.SessionRecord]]:
+        now, following, rows = await self._run("inspect", pool, "page", after, limit)
+        return int(now), text(following), [_record(row) for row in rows]
+
+    async def history(self, pool: str, session_id: str) -> list[tuple[int, str, str, str]]:
+        prefix, _ = self._names(pool)
+        try:
+            rows = await self._client.lrange(f"{prefix}h:{session_id}", 0, -1)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        return [(int(at), kind, reason, instance) for at, kind, reason, instance in map(json.loads, rows)]
+
+    async def events(self, pool: str, after: str, limit: int) -> list[base.Event]:
+        key = self._names(pool)[0] + "events"
+        try:
+            if after == "$":
+                rows = await self._client.xrevrange(key, count=1)
+            else:
+                rows = await self._client.xrange(key, min="-" if after == "0" else f"({after}", count=limit)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            raise _unavailable(error) from error
+        return [
+            base.Event(text(token), {text(k): text(v) for k, v in (row or {}).items()}) for token, row in rows or ()
+        ]
+
+    async def listen(self, on_wake: Callable[[str, str], None]) -> AsyncIterator[None]:
+        head, tail = f"{self._prefix}:{keys.SCHEMA}:{{", "}:wake"
+        try:
+            async with self._subscriber.pubsub(ignore_subscribe_messages=True) as channel:
+                await channel.psubscribe(_glob(head) + "*" + tail)
+                yield
+                while True:
+                    message = await channel.get_message(timeout=5.0)
+                    if message is not None:
+                        name = text(message["channel"]).removeprefix(head).removesuffix(tail)
+                        on_wake(keys.unescape(name), text(message["data"]))
+                    else:
+                        await asyncio.sleep(0)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+
+_NOW = ("st", "class", "inst", "ctx", "ctx_at", "shr", "phase", "admitted", "ask", "group", "turn", "since")
+_ENDED = ("class", "outcome", "duration", "z", "ctx", "admitted", "ask")
+
+
+def _row(values: Any, names: Iterable[str]) -> dict[str, str] | None:
+    if not values:
+        return None
+    return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
+
+
+def _record(row: Any) -> base.SessionRecord:
+    sid, fields, position, ahead = row
+    return base.SessionRecord(text(sid), {k: text(v) for k, v in pairs(fields).items()}, int(position), int(ahead))
+
+
+def _placed(reply: Any, *, fresh: bool) -> base.Placed:
+    _, instance, incarnation, token, ttl, expires, cached, moved = reply
+    return base.Placed(
+        text(instance),
+        text(incarnation),
+        text(token),
+        int(ttl),
+        int(expires),
+        optional_int(cached),
+        bool(int(moved)),
+        fresh,
+    )
+
+
+def _moved_ask(ask: Ask, tokens: int) -> Ask:
+    """What a session that lost its home asks for: its whole context is its prompt now."""
+    rest = None
+    if ask.prompt_tokens is not None and ask.expected_output_tokens is not None:
+        rest = max(0, ask.prompt_tokens + ask.expected_output_tokens - tokens)
+    return Ask(
+        ask.session_id,
+        ask.workload_class,
+        ask.group_id,
+        ask.policy_version,
+        tokens,
+        rest,
+        ask.max_context_tokens,
+        ask.expected_turns,
+        homeless=True,
+    )
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(message=f"the store is unreachable ({type(error).__name__})")
+
+
+def _glob(literal: str) -> str:
+    """``literal`` with the characters that a subscription pattern gives a meaning escaped."""
+    return "".join("\\" + c if c in "*?[]\\" else c for c in literal)
