@@ -12,6 +12,9 @@ import httpx
 
 from bench.emulator import EmulatedEngine
 
+MAX_LAG_S = 0.5
+"""How far an emulated engine may lag behind the clock before it lets time go by."""
+
 OnTokens = Callable[[int], None]
 """Called whenever tokens arrive, with the number received so far."""
 
@@ -79,15 +82,19 @@ class EmulatedBackend:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        now = loop.time()
         try:
             while True:
                 self._work.clear()
-                due = self.engine.step(loop.time())
+                due = self.engine.step(now)
                 self._deliver()
                 if due is None:
                     await self._work.wait()
+                    now = loop.time()
                 else:
                     await asyncio.sleep(max(0.0, due - loop.time()))
+                    # A step that is found late ended on time: the loop's delays must not slow the engine down.
+                    now = max(due, loop.time() - MAX_LAG_S)
         except Exception as error:
             # Without this its callers would wait for ever; the error itself comes out when the engine is left.
             for stream in self._streams.values():

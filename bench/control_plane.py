@@ -28,10 +28,20 @@ MOORAGE = (sys.executable, "-m", "moorage.cli.main")
 
 
 @contextmanager
-def serve(port: int, log: Path) -> Iterator[Child]:
-    """Run `moorage serve` with the embedded store on loopback."""
-    address = f"127.0.0.1:{port}"
-    with running("moorage serve", [*MOORAGE, "serve", "--embedded", "--listen", address], log) as child:
+def redis(log: Path) -> Iterator[str]:
+    """Run a Redis of our own on loopback, without persistence; yields its URL."""
+    port = free_port()
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with running("redis-server", command, log):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def serve(port: int, log: Path, redis_url: str | None = None) -> Iterator[Child]:
+    """Run `moorage serve` on loopback, on the Redis at `redis_url`, or on the embedded store."""
+    store = ["--embedded"] if redis_url is None else ["--redis-url", redis_url]
+    command = [*MOORAGE, "serve", *store, "--listen", f"127.0.0.1:{port}"]
+    with running("moorage serve", command, log) as child:
         yield child
 
 

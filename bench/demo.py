@@ -48,13 +48,13 @@ PLAIN_FRAME_S = 10.0
 WARMUP_S = 15.0
 
 # Sizes at which 100 sessions take a bit more than a minute, and about eight of them fill an engine.
-WORKLOAD = WorkloadConfig(max_context=2_048, turn_seconds=0.12, token_seconds=0.025)
+WORKLOAD = WorkloadConfig(max_context=2_048, turn_seconds=0.1, token_seconds=0.02)
 COSTS = CostModel(
-    step_overhead_s=0.011,
-    prefill_token_s=0.000_24,
+    step_overhead_s=0.009,
+    prefill_token_s=0.000_2,
     prefill_context_s=0.0,
-    decode_seq_s=0.000_8,
-    decode_context_s=8e-7,
+    decode_seq_s=0.000_7,
+    decode_context_s=7e-7,
 )
 BLOCK_SIZE = 16
 

@@ -154,6 +154,8 @@ class Player:
                 await asyncio.sleep(turn.tool_gap_s)
             context += plan.tool_tokens(number)
             engine = await session.place(number, context)
+            if engine not in self._engines:
+                raise LookupError(f"the router placed turn {number} on {engine!r}, which is not one of the engines")
             record.engine = engine
             meter = _Meter(session, number, len(context), self._config.report_interval_s)
             start = self._now()

@@ -1,7 +1,7 @@
 """Plays the rollout workload on real vLLM engines, under moorage or a plain router, and prints a table row.
 
 Engines are given by URL (see `bench.engines` for starting some). With `--router moorage` and without `--server` the
-control plane, embedded, and its collector run as children for the time of the run.
+control plane, a Redis and its collector run as children for the time of the run.
 """
 
 import argparse
@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--engines", nargs="+", required=True, metavar="URL", help="vLLM servers")
     add("--router", choices=["moorage", "least-loaded", "sticky"], required=True)
     add("--server", metavar="HOST:PORT", help="running control plane [starts one]")
+    add("--embedded", action="store_true", help="without --server: on the embedded store, not on a Redis of its own")
     add("--collect", action=argparse.BooleanOptionalAction, default=True, help="run the collector too [yes]")
     add("--pool", default="default")
     add("--policy", choices=["static", "session", "misa", "misa-t"], help="policy of the pool [as configured]")
@@ -93,7 +94,10 @@ async def _router(
     server = options.server
     if server is None:
         port = control_plane.free_port()
-        child = stack.enter_context(control_plane.serve(port, logs / "serve.log"))
+        redis_url = None
+        if not options.embedded:
+            redis_url = stack.enter_context(control_plane.redis(logs / "redis.log"))
+        child = stack.enter_context(control_plane.serve(port, logs / "serve.log", redis_url))
         server = f"127.0.0.1:{port}"
     async with open_aio_channel(server) as channel:
         await control_plane.wait_ready(channel, child)

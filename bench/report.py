@@ -25,6 +25,9 @@ HEADINGS = (
 
 UNKNOWN = "-"
 
+MIN_STEADY_SAMPLES = 20
+"""With fewer completions a steady window says less than the whole run."""
+
 
 def table_header() -> str:
     """Return the two lines that head a table of rows."""
@@ -32,8 +35,9 @@ def table_header() -> str:
 
 
 def table_row(name: str, summary: Summary) -> str:
-    """Return one row: the steady window where there was one, else the whole run."""
-    figures = summary.steady or summary.overall
+    """Return one row: the steady window where it holds enough samples, else the whole run."""
+    steady = summary.steady
+    figures = steady if steady is not None and steady.completed >= MIN_STEADY_SAMPLES else summary.overall
     waits = ", ".join(f"{label} {wait.p50:.1f} / {wait.max:.1f} s" for label, wait in summary.holds.items())
     cells = (
         name,

@@ -131,9 +131,9 @@ class WorkloadConfig:
     mixture: Mapping[str, float] = field(default_factory=lambda: dict(TARGET_MIXTURE))
     system_tokens: Mapping[str, int] = field(default_factory=dict)
     """Length of a prefix shared by all sessions of a class, by class; none by default."""
-    turn_seconds: float = 0.05
+    turn_seconds: float = 0.03
     """Nominal time of a turn apart from its output; with `token_seconds` it turns the tools' share into gaps."""
-    token_seconds: float = 0.01
+    token_seconds: float = 0.008
     """Nominal time of one generated token."""
 
     @property

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from moorage import aio_session as sessions
 from moorage.aio_session import AsyncSession
 from moorage.channel import ChannelOptions, open_aio_channel, resolve_target
-from moorage.errors import from_rpc_error
+from moorage.errors import MoorageError, from_rpc_error
 from moorage.flows import Call
 from moorage.messages import (
     AdmitFields,
@@ -90,6 +90,7 @@ class AsyncClient:
         )
         self._renewer = AsyncRenewer(self._perform, timeout)
         self._outages = OutageLog(self._settings.target)
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,6 +106,7 @@ class AsyncClient:
         for state in living:
             self._renewer.discard(state)
         await asyncio.gather(*(sessions.release(state, OUTCOME_ABORTED, self._perform) for state in living))
+        self._closed = True
         if "_channel" in self.__dict__:
             await self._channel.close()
 
@@ -266,7 +268,17 @@ class AsyncClient:
         return await self._call(call.method, call.request, call.timeout)
 
     async def _call(self, method: str, request: Message, timeout: float) -> Any:
+        if self._closed:
+            raise MoorageError("the client is closed")
         try:
-            return await getattr(self.scheduler, method)(request, timeout=timeout)
+            response = await getattr(self.scheduler, method)(request, timeout=timeout)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError as error:
+            # grpc.aio cancels what waits on a channel that is closed; nobody cancelled the task.
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise MoorageError("the client is closed") from error
+            raise
+        self._outages.ended()
+        return response

@@ -83,12 +83,11 @@ class AsyncSession(SessionHandle):
             Unavailable: the control plane is away, unless the client has `on_unavailable="admit"`.
         """
         try:
-            turn = await run(
+            return await run(
                 flows.next_turn(self._state, prompt_tokens, prefix_hashes, max_wait, wait_timeout), self._perform
             )
         finally:
             self._follow()
-        return turn
 
     async def pause(self) -> ReleaseResponse | None:
         """Releases the session as PAUSED: its KV is free, its seniority kept for the next session of the same id.

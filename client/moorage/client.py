@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from moorage import session as sessions
 from moorage.channel import ChannelOptions, open_channel, resolve_target
-from moorage.errors import from_rpc_error
+from moorage.errors import MoorageError, from_rpc_error
 from moorage.flows import Call
 from moorage.messages import (
     AdmitFields,
@@ -95,6 +95,7 @@ class Client:
         self._channel = open_channel(self._settings.target, credentials, token, options)
         self._renewer = Renewer(self._perform, timeout)
         self._outages = OutageLog(self._settings.target)
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +110,7 @@ class Client:
         for state in self._renewer.roster.living():
             self._renewer.discard(state)
             sessions.release(state, OUTCOME_ABORTED, self._perform)
+        self._closed = True
         self._channel.close()
 
     @property
@@ -307,7 +309,12 @@ class Client:
         return self._call(call.method, call.request, call.timeout)
 
     def _call(self, method: str, request: Message, timeout: float) -> Any:
+        if self._closed:
+            raise MoorageError("the client is closed")
         try:
-            return getattr(self.scheduler, method)(request, timeout=timeout)
+            response = getattr(self.scheduler, method)(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            closed = MoorageError("the client is closed") if self._closed else None
+            raise closed or from_rpc_error(error) from error
+        self._outages.ended()
+        return response

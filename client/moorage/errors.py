@@ -160,6 +160,8 @@ _BY_REASON: dict[str, type[MoorageError]] = {
 }
 
 _BY_CODE: dict[grpc.StatusCode, type[MoorageError]] = {
+    # Nobody on this side cancelled: the server sheds calls of a burst that it has not read yet.
+    grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
@@ -184,8 +186,10 @@ def hold_reason(hold: Hold) -> str | None:
 
 def from_rpc_error(error: grpc.RpcError) -> MoorageError:
     """The error of this package for a failed call, sync or asyncio."""
-    # The stubs of grpc do not say that the metadata, a tuple or grpc.aio.Metadata, is made of pairs.
-    trailers: dict[str, str | bytes] = dict(cast(Any, error.trailing_metadata() or ()))
+    trailers: dict[str, str | bytes] = {}
+    # Pairs, whatever the stubs say; dict() would take grpc.aio.Metadata for a mapping, which older ones are not.
+    for key, value in cast(Any, error.trailing_metadata() or ()):
+        trailers[key] = value
     info, bad_request, retry_info = _details(trailers.get(_STATUS_KEY))
     reason = info.reason if info and info.domain == DOMAIN else None
     kind = _BY_REASON.get(reason or "") or _BY_CODE.get(error.code(), MoorageError)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
 from moorage.errors import (
@@ -48,6 +49,9 @@ T = TypeVar("T")
 
 #: Pause between two tries where the server names none, in seconds.
 DEFAULT_RETRY_AFTER = 0.5
+
+#: How long a call is repeated that the server sheds unread, in seconds: it is busy with a burst, not away.
+SHED_PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class Deadline:
 
 
 def enter(state: SessionState, prompt_tokens: int | None = None) -> Flow[None]:
-    """Admits the session, waiting through holds; leaves nothing behind when it fails.
+    """Admits the session, waiting through holds; leaves nothing behind when it fails, unless nobody can be told.
 
     Raises Held when the wait is over, Rejected, or Unavailable unless the session may go on unmanaged.
     """
@@ -97,6 +101,8 @@ def enter(state: SessionState, prompt_tokens: int | None = None) -> Flow[None]:
             yield from withdraw(state)
         if state.options.on_unavailable == "fail":
             raise
+        # What the server may still hold ends with its lease: from here on it is not asked.
+        state.not_known()
         state.unmanage(error)
 
 
@@ -180,6 +186,9 @@ def _place(
         answer = yield from _send_place(state, request, wait + options.timeout, patience)
         if answer.decision == DECISION_PLACE:
             return
+        if answer.decision != DECISION_HOLD:
+            raise Rejected(_says(state, "is rejected", answer.hold), hold=answer.hold)
+        state.hold = answer.hold
         yield from _sit_out(state, answer.hold, deadline)
 
 
@@ -215,7 +224,8 @@ def _release(state: SessionState, outcome: Outcome.ValueType) -> Flow[None]:
     if state.unresolved is not None:
         with suppress(MoorageError):
             yield from _send_place(state, state.unresolved, options.timeout)
-    if state.finish_turn() and state.turn_number:
+    state.finish_turn()
+    if state.has_reports and state.turn_number:
         yield from _report(state)
     request = state.release_request(outcome)
     patience = options.release_timeout if state.stage is Stage.LIVING else 0.0
@@ -278,7 +288,8 @@ def _patiently(call: Call, patience: float) -> Flow[Any]:
         try:
             return (yield call)
         except Unavailable as error:
-            deadline = deadline or Deadline(patience)
+            shed = error.code is grpc.StatusCode.CANCELLED
+            deadline = deadline or Deadline(max(patience, SHED_PATIENCE) if shed else patience)
             wait = random.uniform(0.5, 1.0) * pause if error.retry_after is None else error.retry_after
             if wait >= deadline.left:
                 raise

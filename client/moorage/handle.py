@@ -134,10 +134,13 @@ class SessionHandle:
         """Renews the session while it lives, and says once that it is unmanaged."""
         if self._state.stage is Stage.LIVING:
             self._renewer.add(self._state)
+            if self._state.has_reports:
+                self._renewer.report(self._state)
         else:
             self._renewer.discard(self._state)
         outage, self._state.outage = self._state.outage, None
-        self._outages.note(outage)
+        if outage is not None:
+            self._outages.met(outage)
 
 
 def outcome_of(error: type[BaseException] | None) -> Outcome.ValueType:

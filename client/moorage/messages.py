@@ -65,8 +65,12 @@ def new_request_id() -> str:
 
 
 def to_duration(seconds: float | None) -> Duration | None:
-    """Seconds as a Duration; None and 0 stay absent."""
-    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9)) if seconds else None
+    """Seconds as a Duration; None stays absent."""
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
 
 
 def to_seconds(duration: Duration) -> float:
@@ -93,7 +97,7 @@ def admit_request(
         pool=pool,
         request_id=request_id or new_request_id(),
         session_id=session_id,
-        max_wait=to_duration(max_wait),
+        max_wait=to_duration(max_wait or None),
         lease_ttl=to_duration(known.pop("lease_ttl", None)),
         **known,
     )
@@ -119,7 +123,7 @@ def place_request(
         turn=turn,
         prompt_tokens=prompt_tokens,
         prefix_hashes=prefix_hashes,
-        max_wait=to_duration(max_wait),
+        max_wait=to_duration(max_wait or None),
     )
 
 

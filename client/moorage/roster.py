@@ -119,6 +119,8 @@ class Roster:
 
     def failed(self, batch: Batch, error: MoorageError) -> None:
         """A heartbeat did not arrive: again soon, and what it reported too unless it was refused for good."""
+        if self.due_at() is None:
+            return
         if not self._failing:
             self._failing = True
             logger.warning("leases of %d sessions could not be renewed, will go on trying: %s", len(batch.items), error)

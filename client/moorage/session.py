@@ -82,12 +82,11 @@ class Session(SessionHandle):
             Unavailable: the control plane is away, unless the client has `on_unavailable="admit"`.
         """
         try:
-            turn = run(
+            return run(
                 flows.next_turn(self._state, prompt_tokens, prefix_hashes, max_wait, wait_timeout), self._perform
             )
         finally:
             self._follow()
-        return turn
 
     def pause(self) -> ReleaseResponse | None:
         """Releases the session as PAUSED: its KV is free, its seniority kept for the next session of the same id.

@@ -81,8 +81,12 @@ class OutageLog:
         self._target = target
         self._said = False
 
-    def note(self, outage: Unavailable | None) -> None:
-        """The latest session met this outage, or none."""
-        if outage is not None and not self._said:
+    def met(self, outage: Unavailable) -> None:
+        """A session goes on in spite of this outage."""
+        if not self._said:
+            self._said = True
             logger.warning("no control plane at %s, sessions go on unmanaged: %s", self._target, outage)
-        self._said = outage is not None
+
+    def ended(self) -> None:
+        """A call succeeded."""
+        self._said = False

@@ -45,6 +45,9 @@ Fallback = Callable[[str], str] | Sequence[str]
 #: Lease assumed where the server names none, in seconds.
 DEFAULT_LEASE_TTL = 30.0
 
+#: Reasons of a heartbeat that mean a lost lease; any other means that the report itself was refused.
+LOST_REASONS = frozenset({"LEASE_STALE", "SESSION_UNKNOWN"})
+
 #: Finished turns of one session in one heartbeat; more wait for the next.
 MAX_REPORTS = 100
 
@@ -196,6 +199,7 @@ class SessionState:
             # A digest, not hash(): every process sends the session to the same engine, where its prefix is.
             endpoint = fallback[zlib.crc32(self.options.session_id.encode()) % len(fallback)]
         with self._lock:
+            self._moved = self.placement is not None
             self.placement = Placement(endpoint=endpoint)
             self.outage = outage
             self.stage = Stage.UNMANAGED
@@ -237,6 +241,7 @@ class SessionState:
         """Takes the placement and the lease, whose token a move has rotated."""
         with self._lock:
             self.placement = answer.placement
+            self.hold = answer.hold if answer.HasField("hold") else None
             self._take_lease(answer.lease)
             self._moved = self._moved or answer.moved
 
@@ -252,11 +257,15 @@ class SessionState:
             self._phase = PHASE_RUNNING
             return Turn(turn.number, self.placement, moved, managed)
 
-    def finish_turn(self) -> bool:
-        """Ends the current turn; True where that left something to report soon."""
+    def finish_turn(self) -> None:
+        """Ends the current turn."""
         with self._lock:
             self._usage.finish()
-            return self._usage.has_unreported
+
+    @property
+    def has_reports(self) -> bool:
+        """Finished turns wait to be reported."""
+        return self._usage.has_unreported
 
     def record(
         self,
@@ -274,10 +283,12 @@ class SessionState:
             turn = self._usage.current or self._usage.begin(self.options.fields.get("prompt_tokens"))
             turn.update(prompt_tokens, cached_tokens, output_tokens, context_tokens)
             waits = phase == PHASE_TOOL_WAIT and self._phase != PHASE_TOOL_WAIT
+            # A context that grows is what the server's forecast lives on.
+            grew = context_tokens is not None or output_tokens is not None
             self._phase = self._phase if phase is None else phase
             if self._phase == PHASE_TOOL_WAIT:
                 self._usage.finish()
-            return waits or self._usage.has_unreported
+            return waits or grew or self._usage.has_unreported
 
     # --- heartbeats
 
@@ -322,6 +333,9 @@ class SessionState:
                 self._restore(item)
                 return True
             if self.stage is not Stage.LIVING or self.release is not None:
+                return True
+            if ack.reason and ack.reason not in LOST_REASONS:
+                logger.warning("a report of session %r was refused: %s", self.options.session_id, ack.reason)
                 return True
             self._lose(LeaseLost(f"the lease of session {self.options.session_id!r} is over: {ack.reason}"))
             return False

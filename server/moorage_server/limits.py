@@ -25,7 +25,6 @@ PAGE_SIZE = 1_000
 PAGE_SIZE_DEFAULT = 100
 #: Opaque to callers; leaves room for an escaped id.
 PAGE_TOKEN_BYTES = 4_096
-RESUME_TOKEN_BYTES = 256
 
 ENDPOINT_BYTES = 2_048
 #: EvictSession's words for the session's history.

@@ -31,7 +31,7 @@ class DecisionLog:
         self._all = mode == "all"
         self._off = mode == "none"
         # Bound once: a lazy logger would be assembled anew for every event.
-        self._log = structlog.get_logger().bind(component="decision")
+        self._log = structlog.get_logger("moorage.decision").bind()
 
     def observe(self, method: str, request: Any, response: Any, latency_ms: float) -> None:
         """Looks at one answered call and logs what ``mode`` asks for."""

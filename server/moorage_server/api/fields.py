@@ -15,6 +15,8 @@ from moorage_server.errors import Violation, shorten
 Violations = list[Violation]
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# Position of an event in the store's stream: milliseconds and a number, both 64 bits.
+_EVENT = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 # UTF-8 takes at most four bytes a character, so text this short needs no encoding to be measured.
 _SURELY_SHORT = limits.ID_BYTES // 4
 
@@ -58,6 +60,14 @@ def request_id(bad: Violations, value: str) -> None:
     """A UUID in its canonical form, or absent (empty)."""
     if value and _UUID.fullmatch(value) is None:
         bad.append(Violation.of("request_id", value, "a UUID such as 123e4567-e89b-42d3-a456-426614174000"))
+
+
+def resume_token(bad: Violations, value: str) -> None:
+    """The resume_token of an event, "0" for the oldest one kept, or absent (empty)."""
+    if value in ("", "0"):
+        return
+    if _EVENT.fullmatch(value) is None or any(int(part) >= 2**64 for part in value.split("-")):
+        bad.append(Violation.of("resume_token", value, "the resume_token of an event, or 0 for the oldest one kept"))
 
 
 def quantity(bad: Violations, field: str, value: int) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
@@ -16,12 +16,13 @@ from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.errors import abort_with, internal
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
 from moorage_server.api.validation import pool_of
-from moorage_server.errors import MoorageFailure
+from moorage_server.errors import MoorageFailure, NotSupported
 
-_log = structlog.get_logger(component="api")
+_log = structlog.get_logger("moorage.api")
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Context = grpc.aio.ServicerContext[Any, Any]
+# In quotes: these are generic to type checkers only.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 #: Health and reflection pass untouched.
 _OURS = "/moorage.v1."
@@ -109,6 +110,9 @@ class _Call:
         try:
             if isinstance(error, MoorageFailure):
                 await abort_with(self._context, error)
+            elif isinstance(error, NotImplementedError) and self._code(None) is grpc.StatusCode.UNIMPLEMENTED:
+                # What the generated base class does for a method that nobody wrote.
+                await abort_with(self._context, NotSupported(self._method.rpartition("/")[2]))
             elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
                 await self._hide(error)
         finally:

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from moorage.v1 import operator_pb2
+from moorage_server import limits
+from moorage_server.api import fields
 from moorage_server.api.times import to_duration, to_seconds
 from moorage_server.api.validation import CLASS_PATH
 from moorage_server.core import config as core
@@ -74,8 +76,11 @@ def merged(current: core.PoolConfig, request: operator_pb2.ConfigurePoolRequest)
     """
     wanted = from_proto(request.config)
     result = _masked(current, wanted, request.update_mask.paths) if request.update_mask.paths else wanted
-    if problems := core.check(result):
-        raise InvalidField.collected([_violation(problem) for problem in problems])
+    bad = [_violation(problem) for problem in core.check(result)]
+    # Masked changes add up.
+    fields.size(bad, "config.classes", len(result.classes), limits.CLASSES, "classes")
+    if bad:
+        raise InvalidField.collected(bad)
     return result
 
 

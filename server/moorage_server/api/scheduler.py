@@ -48,10 +48,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             lease_ttl_ms=int(1000 * ttl_s),
         )
         result, verdict = await desk.admit(arrival, _wait_s(request, context))
-        response = pb.AdmitResponse(workload_class=arrival.ask.workload_class)
+        response = pb.AdmitResponse(workload_class=result.workload_class)
         if isinstance(result, Placed):
             response.decision = pb.DECISION_PLACE
-            _fill_placed(response, view, result)
+            _fill_placed(response, await desk.view_with(result), result)
             if view.config.mode == OBSERVE and verdict.reason:
                 response.hold.CopyFrom(_would_hold(view, verdict))
         else:
@@ -75,7 +75,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if isinstance(result, Placed):
             response.decision = pb.DECISION_PLACE
             response.moved = result.moved
-            _fill_placed(response, await desk.view(), result)
+            _fill_placed(response, await desk.view_with(result), result)
         else:
             response.decision = pb.DECISION_HOLD
             response.hold.CopyFrom(hold_of(result))
@@ -107,6 +107,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         response = pb.HeartbeatResponse()
         for item in request.instances:
             response.instances.append(await self._take_snapshot(desk.pool, item))
+        if response.instances:
+            desk.changed()
         good: list[Progress] = []
         acks: list[pb.SessionAck] = []
         for report in request.sessions:

@@ -1,4 +1,4 @@
-"""Seconds to well-known types and back, exact to the nanosecond where a float is."""
+"""Seconds to well-known types and back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def to_seconds(value: Duration) -> float:
 
 
 def to_duration(seconds: float) -> Duration:
-    """Seconds, 0 or more, as a Duration."""
+    """Seconds, 0 or more, as a Duration, to the nanosecond."""
     whole, nanos = divmod(round(seconds * _NANOS), _NANOS)
     return Duration(seconds=whole, nanos=nanos)
 
 
 def to_timestamp(seconds: float) -> Timestamp:
-    """Seconds since the epoch as a Timestamp."""
-    whole, nanos = divmod(round(seconds * _NANOS), _NANOS)
-    return Timestamp(seconds=whole, nanos=nanos)
+    """Seconds since the epoch as a Timestamp, to the microsecond: a float of that size holds no more."""
+    whole, micros = divmod(round(seconds * 1_000_000), 1_000_000)
+    return Timestamp(seconds=whole, nanos=micros * 1_000)

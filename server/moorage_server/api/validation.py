@@ -228,10 +228,10 @@ def list_classes(request: inspector_pb2.ListClassesRequest) -> None:
 
 
 def watch_events(request: inspector_pb2.WatchEventsRequest) -> None:
-    """Checks a WatchEventsRequest. Whether the token means anything, the store knows."""
+    """Checks a WatchEventsRequest."""
     bad: list[Violation] = []
     fields.optional_id(bad, "pool", request.pool)
-    fields.text(bad, "resume_token", request.resume_token, limits.RESUME_TOKEN_BYTES)
+    fields.resume_token(bad, request.resume_token)
     _raise_if(bad)
 
 

@@ -1,13 +1,14 @@
 """May this session enter, and where? The whole policy, for the sessions at the heads of the queues.
 
-``plan`` walks the queue in order and says, for each session that may enter now, which instances may take it. It works on
-a view that may be slightly old: the ledger checks the guards of each candidate again when it commits.
+``plan`` walks the queue in order and says, for each session that may enter now, which instances may take it. It works
+on a view that may be slightly old: the ledger checks the guards of each candidate again when it commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from moorage_server.core import config as cfg
 from moorage_server.core import estimates, forecast, placement, queue
@@ -38,10 +39,13 @@ WEIGHT_UPDATE = "WEIGHT_UPDATE"
 TOO_LARGE = "TOO_LARGE"
 CLASS_REFUSED = "CLASS_REFUSED"
 
-#: Candidates handed to the ledger at most, and instances looked at in full.
-_CANDIDATES, _LOOK = 3, 16
+#: Candidates handed to the ledger at most.
+_CANDIDATES = 3
 #: No limit, in a guard.
 UNLIMITED = 2**52
+
+#: What a newcomer asks for, by block size, shared blocks and largest context of the instance.
+_Asks = Callable[[int, int, int | None], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,6 @@ class Candidate:
     instance: str
     incarnation: str
     cap: int
-    #: K_wb where it binds, else -1.
-    class_cap: int
     #: Blocks of prefix shared with the group.
     shared: int
     #: Blocks that the first prefill computes.
@@ -70,7 +72,6 @@ class Verdict:
     reason: str
     detail: str
     candidates: tuple[Candidate, ...] = ()
-    passed: tuple[str, ...] = ()
     rejected: bool = False
 
 
@@ -90,35 +91,38 @@ def closed(pool: Pool) -> tuple[str, str] | None:
 
 
 def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
-    """Why the session can never enter, or None."""
+    """Why the session can never enter, or None. A living session that lost its home is only ever too large."""
     configured = pool.config.classes.get(ask.workload_class)
-    if configured is not None and configured.refused:
+    if configured is not None and configured.refused and not ask.homeless:
         return CLASS_REFUSED, f"class {ask.workload_class!r} is refused by configuration"
     alive = pool.alive()
     if ask.prompt_tokens is None or not alive:
         return None
-    sizes = []
-    for i in alive:
-        capacity = i.capacity(pool.config)
-        if capacity is None:
-            return None
-        sizes.append(min(capacity * i.block_size, i.max_context or UNLIMITED))
-    if ask.prompt_tokens > max(sizes):
-        return TOO_LARGE, f"a prompt of {ask.prompt_tokens} tokens; the largest instance takes {max(sizes)}"
+    largest = max(_most_tokens(i) for i in alive)
+    if ask.prompt_tokens > largest:
+        return TOO_LARGE, f"a prompt of {ask.prompt_tokens} tokens; the largest instance takes {largest}"
     return None
 
 
-def consider(pool: Pool, ask: Ask, instance: Instance) -> tuple[Candidate | None, str, str]:
+def _most_tokens(instance: Instance) -> int:
+    """Longest context that the engine can serve, as far as it said."""
+    blocks = instance.total_blocks * instance.block_size if instance.total_blocks else UNLIMITED
+    return min(blocks, instance.max_context or UNLIMITED)
+
+
+def _consider(
+    pool: Pool, ask: Ask, instance: Instance, booked: int, asks_of: _Asks
+) -> tuple[Candidate | None, str, str]:
     """The candidate that ``instance`` makes for ``ask``, or why it does not fit: reason and detail."""
     config = pool.config
-    growth = estimates.growth_of(pool, ask.workload_class)
     shared_tokens = placement.reusable_prefix(ask, instance)
     group_blocks = (ask.prompt_tokens or 0) // instance.block_size if ask.group_id else 0
     shared = min(group_blocks, instance.groups.get(ask.group_id, 0))
-    booked = forecast.tokens_to_book(ask, growth)
     prefill = max(0, -(-(booked - shared_tokens) // instance.block_size))
     cap = _cap_in_force(pool, instance)
-    bare = Candidate(instance.key, instance.incarnation, cap, -1, group_blocks, prefill, shared_tokens)
+    bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, shared_tokens)
+    if ask.prompt_tokens is not None and ask.prompt_tokens > _most_tokens(instance):
+        return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.key} can serve"
     if instance.sessions >= cap:
         return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.key}"
     if config.policy == cfg.STATIC:
@@ -126,7 +130,7 @@ def consider(pool: Pool, ask: Ask, instance: Instance) -> tuple[Candidate | None
     capacity = instance.capacity(config)
     if capacity is None:
         return None, STALE_SNAPSHOT, f"{instance.key} has not reported its blocks"
-    asks = forecast.newcomer(ask, growth, instance.block_size, shared, instance.max_context)
+    asks = asks_of(instance.block_size, shared, instance.max_context)
     limits = guards(pool, instance, capacity, asks)
     need = instance.need or (0,) * forecast.WIDTH
     for n, a, limit in zip(need, asks, limits, strict=True):
@@ -141,19 +145,20 @@ def _cap_in_force(pool: Pool, instance: Instance) -> int:
     """K_w; before the controller's first epoch only `static` has one, the others go by the KV budget alone."""
     if instance.cap is not None:
         return instance.cap
-    if pool.config.policy == cfg.STATIC:
-        return pool.config.static_cap
-    return pool.config.max_sessions_per_instance or UNLIMITED
+    most = pool.config.max_sessions_per_instance or UNLIMITED
+    return min(pool.config.static_cap, most) if pool.config.policy == cfg.STATIC else most
 
 
 def guards(pool: Pool, instance: Instance, capacity: int, asks: tuple[int, ...]) -> tuple[int, ...]:
     """Limits on the need at each horizon. A stale instance takes only what fits even if nobody ends."""
-    if pool.freshness(instance) == STALE:
-        return (capacity,) * forecast.WIDTH
     budget = capacity if instance.budget is None else instance.budget
+    if pool.freshness(instance) == STALE:
+        return (budget,) * (forecast.WIDTH - 1) + (capacity,)
     if instance.sessions == 0:
-        # Alone on an instance, whatever can be served at all may enter; the forecast must not lock it out.
-        budget = max(budget, *asks)
+        # Alone on an instance, whatever can be served at all may enter: neither the forecast nor blocks in use that no
+        # booking explains may lock it out.
+        need = instance.need or (0,) * forecast.WIDTH
+        budget = max(budget, *(n + a for n, a in zip(need, asks, strict=True)))
     return (budget,) * (forecast.WIDTH - 1) + (UNLIMITED,)
 
 
@@ -163,10 +168,13 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
     if shut is not None:
         return Verdict(ask, *shut)
     usable = [i for i in pool.alive() if i.state == SERVING and not i.cordoned and not i.draining]
+    growth = estimates.growth_of(pool, ask.workload_class)
+    booked = forecast.tokens_to_book(ask, growth)
+    asks_of = cache(partial(forecast.newcomer, ask, growth))
     found: list[Candidate] = []
     reason, detail = KV_BUDGET, ""
-    for instance in placement.ranked(ask, usable)[:_LOOK]:
-        candidate, why, numbers = consider(pool, ask, instance)
+    for instance in placement.ranked(ask, usable):
+        candidate, why, numbers = _consider(pool, ask, instance, booked, asks_of)
         if candidate is not None:
             found.append(candidate)
             if len(found) == _CANDIDATES:
@@ -185,8 +193,8 @@ def observe(pool: Pool, ask: Ask) -> Verdict:
         shared = (ask.prompt_tokens or 0) // i.block_size if ask.group_id else 0
         booked = forecast.tokens_to_book(ask, estimates.growth_of(pool, ask.workload_class))
         reused = placement.reusable_prefix(ask, i)
-        found.append(Candidate(i.key, i.incarnation, UNLIMITED, -1, shared, (booked - reused) // i.block_size, reused))
-    return replace(would, candidates=tuple(found), passed=(), rejected=False)
+        found.append(Candidate(i.key, i.incarnation, UNLIMITED, shared, (booked - reused) // i.block_size, reused))
+    return replace(would, candidates=tuple(found), rejected=False)
 
 
 def charge(pool: Pool, verdict: Verdict, candidate: Candidate) -> None:
@@ -202,19 +210,19 @@ def charge(pool: Pool, verdict: Verdict, candidate: Candidate) -> None:
     if ask.group_id:
         instance.groups.setdefault(ask.group_id, first.shared)
     c = pool.classes.get(ask.workload_class)
+    if c is not None:
+        c.active += 1
     if c is not None and not ask.homeless:
-        floor = pool.global_virtual_time - queue.CREDIT * queue.step(pool, ask.workload_class)
-        start = max(c.virtual_time, floor)
-        c.virtual_time, c.passes = start + queue.step(pool, ask.workload_class), 0
+        start = queue.start(pool, ask.workload_class)
+        c.virtual_time = start + queue.step(pool, ask.workload_class)
         pool.global_virtual_time = max(pool.global_virtual_time, start)
-        for name in verdict.passed:
-            pool.classes.setdefault(name, Class()).passes += 1
 
 
 def plan(pool: Pool, *, most: int = 256) -> Iterator[Verdict]:
     """Verdicts for the heads of the queues, in order, each as if those before it had been carried out.
 
-    Ends when nobody fits any more, or nobody may pass. ``pool`` itself is left as it is.
+    Ends when nobody fits any more, or nobody may pass. Who can never enter is rejected and holds nobody up. ``pool``
+    itself is left as it is.
     """
     pool = pool.copy()
     queues = pool.queues
@@ -225,28 +233,36 @@ def plan(pool: Pool, *, most: int = 256) -> Iterator[Verdict]:
             return
         name = waiting[0]
         head = queues[name].heads[0]
-        verdict = replace(try_place(pool, head.ask), passed=() if head.ask.homeless else tuple(blocked))
+        if not head.ask.homeless and any(queue.passed_enough(pool, other) for other in blocked):
+            return
+        never = refusal(pool, head.ask)
+        if never is not None:
+            verdict = _never(head.ask, *never)
+        else:
+            verdict = try_place(pool, head.ask)
         yield verdict
-        if verdict.candidates:
+        if verdict.candidates or never is not None:
             queues[name].heads.pop(0)
-            charge(pool, verdict, verdict.candidates[0])
-            blocked = [b for b in blocked if queues[b].heads]
+            if verdict.candidates:
+                charge(pool, verdict, verdict.candidates[0])
             if not queues[name].heads and queues[name].more:
                 return
         elif verdict.reason in (NO_INSTANCE, WEIGHT_UPDATE, IS_DRAINING):
             return
         else:
-            c = pool.classes.get(name)
-            if c is not None and c.passes >= pool.config.max_passes:
-                return
             blocked.append(name)
+
+
+def _never(ask: Ask, reason: str, detail: str) -> Verdict:
+    """REJECT, except for a living session: that one is held until an instance comes that is large enough."""
+    return Verdict(ask, KV_BUDGET, detail) if ask.homeless else Verdict(ask, reason, detail, rejected=True)
 
 
 def decide(pool: Pool, ask: Ask) -> Verdict:
     """The verdict for one session that asks now, behind all that wait already."""
     never = refusal(pool, ask)
     if never is not None:
-        return Verdict(ask, *never, rejected=True)
+        return _never(ask, *never)
     shut = closed(pool)
     if shut is not None:
         return Verdict(ask, *shut)
@@ -261,7 +277,8 @@ def _decide_in_queue(pool: Pool, ask: Ask) -> Verdict:
     place = next((n for n, h in enumerate(own.heads) if h.ask.session_id == ask.session_id), None)
     here = Held(ask, "", pool.now_ms, UNLIMITED)
     if place is not None:
-        own.heads[place] = replace(own.heads[place], present_ms=UNLIMITED)
+        ask = replace(ask, homeless=ask.homeless or own.heads[place].ask.homeless)
+        own.heads[place] = replace(own.heads[place], ask=ask, present_ms=UNLIMITED)
     elif ask.homeless:
         own.heads.insert(0, here)
     elif own.more:

@@ -80,8 +80,12 @@ class PoolConfig:
     def target_mixture(self) -> dict[str, float]:
         """The trainer's mixture rho_b over the classes that have a share; empty where none has."""
         shares = {name: c.target_share for name, c in self.classes.items() if c.target_share is not None}
-        total = math.fsum(shares.values())
-        return {name: share / total for name, share in shares.items()} if total > 0 else {}
+        # Scaled by the largest first: the sum of two legal shares may be no float.
+        largest = max(shares.values(), default=0.0)
+        if largest <= 0:
+            return {}
+        total = math.fsum(share / largest for share in shares.values())
+        return {name: share / largest / total for name, share in shares.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from moorage_server.core.view import Class, Instance, Pool, Published
 
 #: Time constant of the allocation rate, seconds.
 _RATE_S = 8.0
-#: Block size to express footprints in while no instance is known, tokens.
-_UNKNOWN_BLOCK = 16.0
 
 
 @dataclass(slots=True)
@@ -119,7 +117,8 @@ def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> 
         rulings[key] = ruling
         for name, quota in blocks.items():
             if name in published:
-                published[name] = _with_quota(published[name], quota)
+                held = published[name].quota_blocks
+                published[name] = replace(published[name], quota_blocks=held + quota)
     state.at_ms = pool.now_ms
     return Outcome(published, rulings, needs(pool, rows, published))
 
@@ -128,15 +127,22 @@ def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -
     """Blocks needed per instance at each horizon, from what is known now."""
     instances = [i for i in pool.instances.values() if not i.gone]
     index = {i.key: n for n, i in enumerate(instances)}
-    names = {name: n for n, name in enumerate(published)}
-    kept = [r for r in rows if r.instance in index and r.workload_class in names]
-    growth = {n: forecast.growth(published[name]) for name, n in names.items()}
+    kept = [r for r in rows if r.instance in index]
+    # The first sessions of a class come before the epoch that sees it: they are charged its prior, not nothing.
+    models = {name: published.get(name) or estimates.unseen(pool, name) for name in {r.workload_class for r in kept}}
+    names = {name: n for n, name in enumerate(models)}
+    growth = {n: forecast.growth(models[name]) for name, n in names.items()}
+    ceilings = [min(r.ceiling, _limit(pool.instances[r.instance])) for r in kept]
+    tokens = [
+        tokens_now(r, models[r.workload_class].growth, most, pool.now_ms)
+        for r, most in zip(kept, ceilings, strict=True)
+    ]
     living = forecast.Living(
         instance=np.array([index[r.instance] for r in kept], dtype=np.int64),
         workload_class=np.array([names[r.workload_class] for r in kept], dtype=np.int64),
-        tokens=np.array([tokens_now(r, published[r.workload_class].growth, pool.now_ms) for r in kept]),
+        tokens=np.array(tokens),
         shared=np.array([float(r.shared_blocks) for r in kept]),
-        ceiling=np.array([min(r.ceiling, _limit(pool.instances[r.instance])) for r in kept]),
+        ceiling=np.array(ceilings),
         declared=np.array([r.declared for r in kept]),
     )
     block_size = np.array([float(i.block_size) for i in instances])
@@ -150,10 +156,10 @@ def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -
     return {i.key: tuple(int(n) for n in table[row]) for row, i in enumerate(instances)}
 
 
-def tokens_now(row: Row, growth: float, now_ms: int) -> float:
-    """Context now: the last report, grown by its age."""
+def tokens_now(row: Row, growth: float, ceiling: float, now_ms: int) -> float:
+    """Context now: the last report, grown by its age up to ``ceiling``, the most that session and instance take."""
     age_s = max(0, now_ms - row.reported_ms) / 1000.0 if row.growing else 0.0
-    return min(row.tokens + growth * age_s, max(row.ceiling, row.tokens))
+    return min(row.tokens + growth * age_s, max(ceiling, row.tokens))
 
 
 def _limit(instance: Instance) -> float:
@@ -177,7 +183,7 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
         if end.final_tokens is not None:
             exposure.survival.add_end(end.start_tokens, end.final_tokens, completed=end.outcome == "COMPLETED")
     alive = pool.alive()
-    block_size = float(np.mean([i.block_size for i in alive])) if alive else _UNKNOWN_BLOCK
+    block_size = float(np.mean([i.block_size for i in alive])) if alive else estimates.UNKNOWN_BLOCK
     contexts = [i.max_context for i in alive if i.max_context is not None]
     published = {}
     for name, exposure in state.exposures.items():
@@ -247,7 +253,10 @@ def _rule(
     ruling = Ruling(
         budget=budget,
         cap=cap,
-        class_caps={name: quota.sessions for name, quota in table.items()},
+        class_caps={
+            name: pressure.move_cap(instance.class_caps.get(name), quota.sessions, least=1, most=0)
+            for name, quota in table.items()
+        },
         brake=brake.factor,
         pressure=brake.pressure,
         backlog_blocks=max(0, instance.backlog_blocks - drained),
@@ -274,15 +283,12 @@ def _cap(
 ) -> int:
     """K_w. Adaptive: what the budget holds of the demand's mean footprint; moves by bounded steps."""
     least, most = config.min_sessions_per_instance, config.max_sessions_per_instance
-    if config.policy == cfg.STATIC or instance.total_blocks is None:
+    if config.policy == cfg.STATIC or not instance.total_blocks:
         return pressure.move_cap(instance.cap, config.static_cap, least=least, most=most)
     known = {n: d for n, d in demand.items() if d > 0 and n in published}
     weight = math.fsum(known.values())
-    if weight <= 0:
-        footprints = [p.reference_blocks for p in published.values()]
-        mean = max(footprints, default=1.0)
-    else:
-        mean = math.fsum(d * published[n].reference_blocks for n, d in known.items()) / weight
+    # While nobody is here or wants in, the footprint of what will come is unknown: the KV budget alone decides.
+    mean = math.fsum(d * published[n].reference_blocks for n, d in known.items()) / weight if weight > 0 else 1.0
     return pressure.move_cap(instance.cap, max(1, int(budget / mean)), least=least, most=most)
 
 
@@ -296,20 +302,6 @@ def _quotas(
     footprint = {n: published[n].reference_blocks for n in known}
     residency = {n: published[n].residency_s for n in known} if config.policy == cfg.MISA_T else None
     return quotas.shares(float(capacity), known, footprint, residency)
-
-
-def _with_quota(published: Published, blocks: float) -> Published:
-    return Published(
-        published.reference_blocks,
-        published.residency_s,
-        published.growth,
-        published.evidence,
-        published.prior_tokens,
-        published.survival,
-        published.gap_s,
-        published.hit_rate,
-        published.quota_blocks + blocks,
-    )
 
 
 def _signals(

@@ -1,9 +1,9 @@
 """What the sessions of a class are like: reference footprint, residency, growth (policy.md section 4, note 1).
 
 Completions lie: the first sessions to finish are the short ones. So all estimates rest on exposure, living sessions
-included. Over a decayed window let Z be the block-time and D the session-time accrued by all sessions of the class, and n
-its completions: kbar = Z / D and That = D / n, so that kbar That = Z / n holds under censoring (Little's law). A prior
-enters as pseudo-counts and never goes to zero; the share of n in n + pseudo-counts is the weight of evidence.
+included. Over a decayed window let Z be the block-time and D the session-time accrued by all sessions of the class, and
+n its completions: kbar = Z / D and That = D / n, so that kbar That = Z / n holds under censoring (Little's law). A
+prior enters as pseudo-counts and never goes to zero; the share of n in n + pseudo-counts is the weight of evidence.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ PRIOR_SESSIONS = 4.0
 UNKNOWN_RESIDENCY_S = 60.0
 #: Context of a session of which nothing is known and that runs where the largest context is unknown, tokens.
 UNKNOWN_CONTEXT = 8192.0
+#: Block size to express footprints in while no instance is known, tokens.
+UNKNOWN_BLOCK = 16.0
 #: Evidence fades over this many mean residencies, and not faster than this many seconds.
 _WINDOW_RESIDENCIES, _LEAST_WINDOW_S = 12.0, 120.0
 #: Pseudo-gaps of the prior of the tool gap, and its length.
@@ -55,12 +57,13 @@ def accrued(c: Class, now_ms: int) -> tuple[float, float]:
 
 
 def observe(exposure: Exposure, c: Class, now_ms: int, elapsed_s: float) -> None:
-    """Takes in what accrued since the last epoch, and lets the old fade."""
-    window = max(_LEAST_WINDOW_S, _WINDOW_RESIDENCIES * residency_s(exposure, UNKNOWN_RESIDENCY_S))
-    fade(exposure, math.exp(-elapsed_s / window))
+    """Takes in what accrued since the last epoch, and lets the old fade; while nobody lives, nothing is learnt anew."""
     z, d = accrued(c, now_ms)
     before = exposure.seen
     if before is not None:
+        if round(d * 1000) > before.session_ms:
+            window = max(_LEAST_WINDOW_S, _WINDOW_RESIDENCIES * residency_s(exposure, UNKNOWN_RESIDENCY_S))
+            fade(exposure, math.exp(-elapsed_s / window))
         exposure.block_s += max(0.0, z - before.block_ms / 1000.0)
         exposure.session_s += max(0.0, d - before.session_ms / 1000.0)
         exposure.gap_s += max(0, c.gap_ms - before.gap_ms) / 1000.0
@@ -113,7 +116,7 @@ def residency_s(exposure: Exposure, prior_s: float) -> float:
 
 
 def reference_blocks(exposure: Exposure, prior_blocks: float) -> float:
-    """kbar_b = Z / D, weighted with the prior by completions: time alone does not make a young cohort representative."""
+    """kbar_b = Z / D, weighted with the prior by completions: time alone makes no young cohort representative."""
     if exposure.session_s <= 0:
         return prior_blocks
     weight = evidence(exposure)
@@ -142,7 +145,7 @@ def summarise(
     block_size: float,
     max_context: int | None,
 ) -> Published:
-    """What is published of a class. ``starts`` and ``contexts``: tokens at admission and now, one per living session."""
+    """What is published of a class. ``starts`` and ``contexts``: tokens at admission and now, by living session."""
     prior_s = UNKNOWN_RESIDENCY_S if config.prior_residency_s is None else config.prior_residency_s
     tokens = prior_tokens(exposure, config, max_context)
     start = float(np.mean(starts)) if len(starts) else 0.0
@@ -161,17 +164,19 @@ def summarise(
     )
 
 
+def unseen(pool: Pool, name: str) -> Published:
+    """What is known of a class that no epoch has seen yet: its prior."""
+    sizes = [i.max_context for i in pool.instances.values() if i.max_context is not None]
+    return summarise(
+        Exposure(),
+        pool.config.classes.get(name, ClassConfig()),
+        starts=np.zeros(0),
+        contexts=np.zeros(0),
+        block_size=UNKNOWN_BLOCK,
+        max_context=max(sizes, default=None),
+    )
+
+
 def growth_of(pool: Pool, name: str) -> forecast.Growth:
-    """What the forecast knows of a class; a class nobody has been seen of has only its prior."""
-    published = pool.published.get(name)
-    if published is None:
-        sizes = [i.max_context for i in pool.instances.values() if i.max_context is not None]
-        published = summarise(
-            Exposure(),
-            pool.config.classes.get(name, ClassConfig()),
-            starts=np.zeros(0),
-            contexts=np.zeros(0),
-            block_size=16.0,
-            max_context=max(sizes, default=None),
-        )
-    return forecast.growth(published)
+    """What the forecast knows of a class."""
+    return forecast.growth(pool.published.get(name) or unseen(pool, name))

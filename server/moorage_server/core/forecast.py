@@ -1,9 +1,9 @@
 """How many blocks the living sessions will hold (policy.md section 4, notes 2 and 6; section 7).
 
-With x_s the session's context, g_b its class's growth in tokens per second of residency and S_b the survival function of
-final contexts, at horizon tau: k_s = (x_s + g_b tau) / B less the prefix it shares, p_s = S_b(x_s + g_b tau) / S_b(x_s);
-mean m = sum p_s k_s, variance v = sum p_s (1 - p_s) k_s^2. A newcomer is admitted while m + z sqrt(v) stays within the
-budget at every horizon, the newcomer included.
+With x_s the session's context, g_b its class's growth in tokens per second of residency and S_b the survival function
+of final contexts, at horizon tau: k_s = (x_s + g_b tau) / B less the prefix it shares,
+p_s = S_b(x_s + g_b tau) / S_b(x_s); mean m = sum p_s k_s, variance v = sum p_s (1 - p_s) k_s^2. A newcomer is admitted
+while m + z sqrt(v) stays within the budget at every horizon, the newcomer included.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ HORIZONS: Floats = np.array([0.0, 4.0, 8.0, 16.0, 30.0])
 WIDTH = len(HORIZONS) + 1
 #: Share of the budget that LRU slack may take at most.
 _MOST_SLACK = 0.35
+#: Where S_b is below this, nobody was seen to get so far: how long such a session stays is unknown.
+_UNSEEN = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,10 @@ def growth(published: Published) -> Growth:
 def _curves(model: Growth, tokens: Floats, ceiling: Floats, declared: Floats) -> tuple[Floats, Floats]:
     """Context in tokens and survival chance, both of shape (sessions, horizons)."""
     ahead = np.minimum(tokens[:, None] + model.tokens_per_s * HORIZONS[None, :], np.maximum(ceiling, tokens)[:, None])
-    alive_now = np.maximum(survival.at(model.survival, tokens), 1e-9)
-    chance = np.minimum(1.0, survival.at(model.survival, ahead) / alive_now[:, None])
+    alive_now = survival.at(model.survival, tokens)[:, None]
+    chance = np.minimum(1.0, survival.at(model.survival, ahead) / np.maximum(alive_now, _UNSEEN))
+    # Unknown is never zero: a session larger than all that were seen is taken to stay.
+    chance = np.where(alive_now < _UNSEEN, 1.0, chance)
     # A young cohort looks small and must not be read as small: without evidence a session is charged what it declared
     # itself, else its class's prior.
     prior = np.where(np.isnan(declared), model.prior_tokens, declared)
@@ -112,30 +116,33 @@ def need(mean: Floats, variance: Floats, proven: Floats, extra: Floats, margin: 
 def newcomer(ask: Ask, model: Growth, block_size: int, shared: int, max_context: int | None) -> tuple[int, ...]:
     """Blocks that a newcomer adds at each horizon, and if it does not end: length WIDTH.
 
-    ``shared`` blocks of its prompt are booked already. Its variance is left to the next refresh; its mean is rounded up.
+    ``shared`` blocks of its prompt are booked already. Its variance is left to the next refresh; its mean is rounded
+    up.
     """
+    limit = min((float(c) for c in (ask.max_context_tokens, max_context) if c is not None), default=np.inf)
     tokens = float(tokens_to_book(ask, model))
-    limit = min((c for c in (ask.max_context_tokens, max_context) if c is not None), default=None)
-    ceiling = np.array([np.inf if limit is None else float(limit)])
+    if ask.prompt_tokens is None:
+        tokens = min(tokens, limit)
     final = ask.declared_tokens
     declared = np.array([np.nan if final is None else float(final)])
-    ahead, chance = _curves(model, np.array([tokens]), ceiling, declared)
+    ahead, chance = _curves(model, np.array([tokens]), np.array([limit]), declared)
     blocks = np.maximum(1.0, np.ceil(ahead / block_size) - shared)
     return (*(int(b) for b in np.ceil(chance[0] * blocks[0])), int(blocks[0, -1]))
 
 
 def tokens_to_book(ask: Ask, model: Growth) -> int:
-    """Context that a newcomer is booked with: its prompt, or the class's reference while the prompt is unknown."""
+    """Context that a newcomer is booked with: its prompt; while unknown the class's prior, at most its own ceiling."""
     if ask.prompt_tokens is not None:
         return max(1, ask.prompt_tokens)
-    return max(1, int(model.prior_tokens))
+    prior = int(model.prior_tokens)
+    return max(1, prior if ask.max_context_tokens is None else min(prior, ask.max_context_tokens))
 
 
 def budget(capacity: int, allocation_rate: float, gap_s: float, brake: float) -> int:
     """Blocks that may be needed at any horizon: (C_w - a_w gap) x brake.
 
-    An unreferenced block is evicted in LRU order, so what idle sessions hold survives only while the free list is longer
-    than what is allocated (``allocation_rate`` blocks per second) during their gaps (``gap_s``).
+    An unreferenced block is evicted in LRU order, so what idle sessions hold survives only while the free list is
+    longer than what is allocated (``allocation_rate`` blocks per second) during their gaps (``gap_s``).
     """
     slack = min(allocation_rate * gap_s, _MOST_SLACK * capacity)
     return max(1, int((capacity - slack) * brake))

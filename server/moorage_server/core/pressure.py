@@ -1,10 +1,10 @@
 """What overrules the model: the brake of one instance (policy.md section 3 layer 1, section 4 notes 2, 3, 5).
 
 Signals, sharpest first: the continuation shortfall (a turn that should have hit its previous context and did not), the
-engine's own hit counters against a learnt reference (only where no session reports), preemptions, and requests that wait
-for capacity. A dip must be confirmed and not be mending already; the brake acts once and then listens for a while, since
-what it causes shows late; it is let go slowly, and never beyond the physical budget: past it there is a cliff, not a
-slope (section 7).
+engine's own hit counters against a learnt reference (only where no session reports), preemptions, and requests that
+wait for capacity. A dip must be confirmed and not be mending already; the brake acts once and then listens for a while,
+since what it causes shows late; it is let go slowly, and never beyond the physical budget: past it there is a cliff,
+not a slope (section 7).
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ def read(samples: list[Sample]) -> Reading:
 
 def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float) -> Brake:
     """The brake after one more epoch. ``healthy_hit_rate`` is the continuation hit rate below which it acts."""
-    samples = [s for s in brake.samples if s.at_s > sample.at_s - WINDOW_S - 1e-9] + [sample]
+    # The last sample stays whatever its age: epochs may be longer than the window.
+    recent = [s for s in brake.samples[:-1] if s.at_s > sample.at_s - WINDOW_S - 1e-9]
+    samples = [*recent, *brake.samples[-1:], sample]
     reading = read(samples)
     rate, raw = reading.continuation, reading.raw
     healthy, healthy_raw = brake.healthy, brake.healthy_raw
-    pressure, low, why = 0.0, 0, ""
+    pressure, low, mending, why = 0.0, 0, False, ""
     if rate is not None:
         pressure = max(0.0, healthy - rate)
         mending = brake.last_rate is not None and rate > brake.last_rate + 0.005
@@ -102,7 +104,7 @@ def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float) 
             low, why = (brake.low if mending else brake.low + 1), f"continuation hit rate {rate:.2f}"
         else:
             healthy += _LEARN * (rate - healthy)
-    elif raw is not None:
+    elif raw is not None and sample.expected == 0:
         reference = raw if healthy_raw is None else healthy_raw
         pressure = max(0.0, reference - raw)
         if pressure > _RAW_DROP:
@@ -110,7 +112,7 @@ def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float) 
         else:
             healthy_raw = reference + _LEARN * (raw - reference)
     waiting = brake.waiting + 1 if sample.waiting else 0
-    acts = low >= _CONFIRM or reading.preempted > 0 or waiting >= _CONFIRM_WAITING
+    acts = (low >= _CONFIRM and not mending) or reading.preempted > 0 or waiting >= _CONFIRM_WAITING
     if reading.preempted > 0:
         why = f"{reading.preempted} preemptions"
     elif waiting >= _CONFIRM_WAITING:

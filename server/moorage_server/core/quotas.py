@@ -27,8 +27,8 @@ def shares(
 ) -> dict[str, Quota]:
     """Quotas of the classes with demand on one instance.
 
-    ``capacity`` is C_w in blocks, ``demand`` N_wb in sessions, ``footprint`` kbar_b in blocks. With ``residency`` (That_b
-    in seconds) the shares are R_wb = N_wb kbar_b That_b (`misa-t`), without it S_wb = N_wb kbar_b (`misa`);
+    ``capacity`` is C_w in blocks, ``demand`` N_wb in sessions, ``footprint`` kbar_b in blocks. With ``residency``
+    (That_b in seconds) the shares are R_wb = N_wb kbar_b That_b (`misa-t`), without it S_wb = N_wb kbar_b (`misa`);
     M_wb = C_w share / sum of shares, K_wb = max(1, floor(M_wb / kbar_b)). Residency changes only the share: kbar_b
     converts blocks to sessions in both.
     """

@@ -2,7 +2,9 @@
 
 A Kaplan-Meier estimate over geometric bins of context, with sessions that are still alive counted as censored
 (policy.md section 4, note 1: completions alone are biased short) and a prior of pseudo-sessions that end at the prior's
-context. Sessions enter at the size of their prompt, so smaller bins say nothing of them (left truncation).
+context. Sessions enter at the size of their prompt, so smaller bins say nothing of them (left truncation). A session
+censored inside a bin was at risk in half of it (the actuarial rule): a cohort of equal age sits in one bin, and the few
+that end there first must not pass for all of it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Survival:
     def add_end(self, start: float, final: float, *, completed: bool) -> None:
         """A session that entered with ``start`` tokens ended at ``final``; one that did not complete is censored."""
         first, last = bin_of(start), bin_of(max(start, final))
-        self.at_risk[first : last + (1 if completed else 0)] += 1.0
+        self.at_risk[first:last] += 1.0
+        self.at_risk[last] += 1.0 if completed else 0.5
         if completed:
             self.ended[last] += 1.0
 
@@ -59,7 +62,7 @@ def table(evidence: Survival, starts: Floats, contexts: Floats, prior_final: flo
         first = np.clip(np.searchsorted(EDGES, starts, side="right") - 1, 0, BINS - 1)
         now = np.clip(np.searchsorted(EDGES, contexts, side="right") - 1, 0, BINS - 1)
         passed = (bins[None, :] >= first[:, None]) & (bins[None, :] < now[:, None])
-        at_risk += passed.sum(axis=0)
+        at_risk += passed.sum(axis=0) + 0.5 * np.bincount(now, minlength=BINS)
     ended = evidence.ended.copy()
     last = bin_of(prior_final)
     at_risk[: last + 1] += prior_weight

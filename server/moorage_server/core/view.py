@@ -119,8 +119,11 @@ class Instance:
         return self.drain_asked or self.state == DRAINING
 
     def capacity(self, config: PoolConfig) -> int | None:
-        """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown."""
-        return None if self.total_blocks is None else max(1, int(self.total_blocks * config.headroom))
+        """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown.
+
+        An engine that reports no block at all has not sized its cache yet.
+        """
+        return max(1, int(self.total_blocks * config.headroom)) if self.total_blocks else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,6 @@ class Class:
     session_ms: int = 0
     accrued_ms: int = 0
     virtual_time: int = 0
-    passes: int = 0
     gap_ms: int = 0
     gaps: int = 0
     expected_hit_tokens: int = 0

@@ -13,6 +13,7 @@ from moorage_server.core.config import PoolConfig
 from moorage_server.errors import StoreUnavailable
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.epochs import Epochs
+from moorage_server.runtime.tasks import end
 from moorage_server.store.base import Store
 
 log = structlog.get_logger("moorage.control")
@@ -40,9 +41,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Ends all background work and hands the epochs over."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await asyncio.gather(*(e.stop() for e in self._epochs.values()), return_exceptions=True)
         for desk in self._desks.values():
             await desk.close()
@@ -52,9 +51,14 @@ class ControlPlane:
         desk = self._desks.get(pool)
         if desk is None:
             desk = self._desks[pool] = Desk(self.store, pool, self._configured.get(pool, PoolConfig()))
-            epochs = self._epochs[pool] = Epochs(self.store, desk)
-            self._spawn(epochs.run())
+            self._epochs[pool] = Epochs(self.store, desk)
+            self._spawn(self._run_epochs(pool))
         return desk
+
+    async def _run_epochs(self, pool: str) -> None:
+        await self._epochs[pool].run()
+        # Nobody ever named the pool, and nothing is in it: a misspelt name must not be served for ever.
+        del self._desks[pool], self._epochs[pool]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -76,14 +80,14 @@ class ControlPlane:
             await asyncio.sleep(_RETRY_S)
 
     async def _discover(self) -> None:
-        """Serves the epochs of pools that only other processes were asked about, and names the configured ones."""
-        named = False
+        """Serves the epochs of pools that only other processes were asked about, and names the configured ones.
+
+        Again and again: the store may lose its memory.
+        """
         while True:
             with contextlib.suppress(StoreUnavailable):
-                if not named:
-                    for name in self._configured:
-                        await self.store.name(name)
-                    named = True
+                for name in self._configured:
+                    await self.store.name(name)
                 for name in await self.store.pools():
                     self.desk(name)
             await asyncio.sleep(_DISCOVER_S)

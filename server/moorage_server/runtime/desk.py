@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
+import secrets
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -17,12 +17,13 @@ from moorage_server.core import config as cfg
 from moorage_server.core.admission import Verdict
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import PAUSED, Ask, Pool
-from moorage_server.errors import MoorageFailure, StoreUnavailable
+from moorage_server.errors import MoorageFailure, StoreUnavailable, WrongState
 from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Store
 
 log = structlog.get_logger("moorage.desk")
 
-#: A view older than this is read again before it decides; a view known to be outdated, after the shorter time.
+#: A view older than this is read again before it decides; a view known to be outdated, or that would hold a session,
+#: after the shorter time.
 _VIEW_S, _DIRTY_VIEW_S = 0.25, 0.02
 #: How often waiting callers look again although nothing woke them.
 _LOOK_S = 0.5
@@ -48,12 +49,14 @@ class Arrival:
     group_size: int = 0
     lease_ttl_ms: int = 60_000
     label: str = ""
-    gone: bool = False
+    #: Names this call in the ledger, so that what it alone brought about can be taken back.
+    ticket: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass(slots=True)
 class _Waiter:
     arrival: Arrival
+    held: OnHold
     answer: asyncio.Future[Placed | OnHold | Refused]
 
 
@@ -67,35 +70,68 @@ class Desk:
         self._view: Pool | None = None
         self._read_at = 0.0
         self._dirty = True
+        self._freed = False
         self._reading: asyncio.Task[Pool] | None = None
         self._waiters: dict[str, _Waiter] = {}
         self._look = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def close(self) -> None:
-        """Ends the tasks of this desk; those who wait get what they are: on hold."""
-        for task in self._tasks:
-            task.cancel()
+        """Answers those who wait with where they stand, and finishes what is under way. Nobody waits here any more."""
+        self._closed = True
+        for waiter in self._waiters.values():
+            if not waiter.answer.done():
+                waiter.answer.set_result(waiter.held)
+        self._waiters.clear()
+        # Looking ends by itself: an admission under way must be carried to its end, and taken back.
+        self._look.set()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        await asyncio.gather(*filter(None, (self._looking, self._keeping)), return_exceptions=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """The pool changed for those who wait."""
-        self._dirty = True
+        self.changed()
         self._look.set()
+
+    def changed(self) -> None:
+        """The pool changed: what was read of it may hold up nobody any more."""
+        self._dirty = self._freed = True
 
     async def view(self) -> Pool:
         """The pool, a moment old at most. Shared: do not change it."""
-        age = time.monotonic() - self._read_at
+        age = asyncio.get_running_loop().time() - self._read_at
         if self._view is not None and age < (_DIRTY_VIEW_S if self._dirty else _VIEW_S):
             return self._view
+        return await self._reading_now()
+
+    async def view_with(self, placed: Placed) -> Pool:
+        """A view that knows the instance, as it is in that incarnation, if the pool still does."""
+        view = await self.view()
+        instance = view.instances.get(placed.instance)
+        if instance is None or instance.incarnation != placed.incarnation:
+            view = await self._read_again()
+        return view
+
+    async def _read_again(self) -> Pool:
+        """The pool as it is now: a reading that is under way may have begun too early."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+        return await self._reading_now()
+
+    async def _reading_now(self) -> Pool:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(self._reading)
 
     async def _read(self) -> Pool:
         try:
-            self._dirty = False
-            started = time.monotonic()
+            self._dirty = self._freed = False
+            started = asyncio.get_running_loop().time()
             view = await self.store.view(self.pool, self.default)
             self._view, self._read_at = view, started
             return view
@@ -108,10 +144,21 @@ class Desk:
     # Admit and the queue
 
     async def admit(self, arrival: Arrival, max_wait_s: float = 0.0) -> tuple[Placed | OnHold | Refused, Verdict]:
-        """Decides for one session; waits for its turn for up to ``max_wait_s``. A cancelled call leaves nothing behind."""
+        """Decides for one session; waits up to ``max_wait_s`` for its turn. A cancelled call leaves nothing behind."""
         view = await self.view()
         verdict = self._decide(view, arrival.ask)
+        age = asyncio.get_running_loop().time() - self._read_at
+        if not verdict.candidates and (self._freed or age > _DIRTY_VIEW_S):
+            # Nobody is held for what is over already.
+            view = await self._read_again()
+            verdict = self._decide(view, arrival.ask)
         result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
+        if isinstance(result, OnHold) and verdict.candidates:
+            # The ledger refused what was decided on outdated numbers.
+            view = await self._read_again()
+            verdict = self._decide(view, arrival.ask)
+            if verdict.candidates:
+                result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
         if not isinstance(result, OnHold) or max_wait_s <= 0:
             return result, verdict
         waited = await self._wait(arrival, result, max_wait_s)
@@ -128,8 +175,7 @@ class Desk:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            arrival.gone = True
-            self._spawn(self._undo(arrival, task))
+            self._spawn(self._withdraw(arrival, task))
             raise
 
     async def _commit_now(
@@ -160,8 +206,8 @@ class Desk:
                 credit=queue.CREDIT * step,
                 rejected=verdict.rejected,
                 label=arrival.label,
-                passed=verdict.passed,
                 candidates=verdict.candidates,
+                ticket=arrival.ticket,
             ),
         )
         if isinstance(result, Placed) and result.fresh:
@@ -172,22 +218,19 @@ class Desk:
             self._dirty = True
         return result
 
-    async def _undo(self, arrival: Arrival, task: asyncio.Future[Placed | OnHold | Refused]) -> None:
-        """The caller is gone: what its call booked is released again."""
+    async def _withdraw(self, arrival: Arrival, first: asyncio.Future[Any] | None = None) -> None:
+        """The caller is gone: what its call alone brought about is taken back, once ``first`` is through."""
         with contextlib.suppress(MoorageFailure):
-            result = await task
-            if isinstance(result, Placed) and result.fresh and not result.moved:
-                await self.release(Request(), arrival.ask.session_id, result.token, "ABORTED", None)
-            elif isinstance(result, OnHold):
-                await self._leave_queue(arrival.ask.session_id)
-
-    async def _leave_queue(self, session_id: str) -> None:
-        await self.store.release(self.pool, Request(), session_id, "", "ABORTED", None, only_held=True)
+            if first is not None:
+                await first
+            if await self.store.withdraw(self.pool, arrival.request, arrival.ask.session_id, arrival.ticket):
+                self.changed()
 
     async def _wait(self, arrival: Arrival, held: OnHold, max_wait_s: float) -> Placed | OnHold | Refused:
         sid = arrival.ask.session_id
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(arrival, loop.create_future())
+        if self._closed:
+            return held
+        waiter = _Waiter(arrival, held, asyncio.get_running_loop().create_future())
         other = self._waiters.get(sid)
         if other is not None and not other.answer.done():
             # Two calls wait for one session: the newer one takes over, the older one is told where it stands.
@@ -195,20 +238,18 @@ class Desk:
         self._waiters[sid] = waiter
         self._start_looking()
         try:
-            return await asyncio.wait_for(asyncio.shield(waiter.answer), max_wait_s)
-        except TimeoutError:
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the answer.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max_wait_s):
+                    return await asyncio.shield(waiter.answer)
             if waiter.answer.done():
                 return waiter.answer.result()
             self._forget(sid, waiter)
             view = await self.view()
             return await self._commit(view, arrival, self._decide(view, arrival.ask), waiting=False)
         except asyncio.CancelledError:
-            arrival.gone = True
             self._forget(sid, waiter)
-            if not waiter.answer.done():
-                self._spawn(self._quietly(self._leave_queue(sid)))
-            elif isinstance(waiter.answer.result(), Placed):
-                self._spawn(self._undo(arrival, waiter.answer))
+            self._spawn(self._withdraw(arrival))
             raise
         finally:
             self._forget(sid, waiter)
@@ -222,22 +263,19 @@ class Desk:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        with contextlib.suppress(MoorageFailure):
-            await work
-
     def _start_looking(self) -> None:
-        if not any(t.get_name() == "look" for t in self._tasks):
-            for name, body in (("look", self._look_loop), ("keep", self._keep_loop)):
-                task = asyncio.create_task(body(), name=name)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+        """Both loops end by themselves when nobody waits."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_loop())
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._keep_loop())
 
     async def _look_loop(self) -> None:
-        """Serves those who wait here, whenever the pool changed: no caller looks for itself, so there is no stampede."""
+        """Serves those who wait here whenever the pool changed: no caller looks for itself, so none stampede."""
         while self._waiters:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._look.wait()
             self._look.clear()
             try:
                 while await self._serve_waiters():
@@ -252,16 +290,17 @@ class Desk:
         view = await self.view()
         for verdict in admission.plan(view):
             waiter = self._waiters.get(verdict.ask.session_id)
-            if waiter is None or not verdict.candidates or waiter.answer.done():
+            if waiter is None or not (verdict.candidates or verdict.rejected) or waiter.answer.done():
                 continue
             result = await self._commit_now(view, waiter.arrival, verdict, waiting=True)
+            # In the meantime the caller may have gone, or a newer call may have taken over.
+            waiter_now = self._waiters.get(verdict.ask.session_id)
+            if waiter_now is None or waiter_now.answer.done():
+                self._spawn(self._withdraw(waiter.arrival))
+            elif not isinstance(result, OnHold):
+                waiter_now.answer.set_result(result)
             if isinstance(result, OnHold):
                 return False
-            if waiter.arrival.gone:
-                waiter.answer.set_result(result)
-                self._spawn(self._undo(waiter.arrival, waiter.answer))
-            elif not waiter.answer.done():
-                waiter.answer.set_result(result)
             if view is not self._view:
                 return True
         return False
@@ -276,9 +315,22 @@ class Desk:
         """Says for those who wait here that they are still there."""
         while self._waiters:
             await asyncio.sleep(_KEEP_S)
-            if self._waiters:
-                with contextlib.suppress(StoreUnavailable):
-                    await self.store.keep(self.pool, list(self._waiters), _PRESENT_MS, _PATIENCE_MS)
+            waiters = list(self._waiters.items())
+            with contextlib.suppress(StoreUnavailable):
+                states = await self.store.keep(self.pool, [sid for sid, _ in waiters], _PRESENT_MS, _PATIENCE_MS)
+                for (_, waiter), state in zip(waiters, states, strict=True):
+                    if state != "held":
+                        await self._settle(waiter, alive=state == "live")
+
+    async def _settle(self, waiter: _Waiter, *, alive: bool) -> None:
+        """Answers a caller whose session left the queue by other hands than ours."""
+        if alive:
+            view = await self.view()
+            result = await self._commit_now(view, waiter.arrival, self._decide(view, waiter.arrival.ask), waiting=True)
+            if not waiter.answer.done():
+                waiter.answer.set_result(result)
+        elif not waiter.answer.done():
+            waiter.answer.set_exception(_left_queue(waiter.arrival.ask.session_id))
 
     # Place and Release
 
@@ -288,12 +340,12 @@ class Desk:
         """Where the session's next request goes; moves it if its home is lost."""
         view = await self.view()
         gone_ms = int(view.config.gone_after_s * 1000)
-        until = time.monotonic() + max_wait_s
+        until = asyncio.get_running_loop().time() + max_wait_s
         while True:
             result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
             if isinstance(result, Placed):
                 return result
-            left = until - time.monotonic()
+            left = until - asyncio.get_running_loop().time()
             if isinstance(result, HomeWaits):
                 if left <= 0:
                     reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
@@ -321,9 +373,10 @@ class Desk:
         result = await self.store.release(
             self.pool, request, session_id, token, outcome, context, evict_reason=evict_reason
         )
+        self.changed()
         waiter = self._waiters.get(session_id)
-        if waiter is not None and not waiter.answer.done():
-            waiter.answer.set_result(OnHold("", 0, 0, 0, 0, "released while it waited"))
+        if not result.over and waiter is not None and not waiter.answer.done():
+            waiter.answer.set_exception(_left_queue(session_id))
         return result
 
     def arrival(self, ask: Ask, view: Pool, **rest: Any) -> Arrival:
@@ -343,3 +396,7 @@ class Desk:
 
 def _is_alias(config: PoolConfig, declared: str) -> bool:
     return any(declared in c.aliases for c in config.classes.values())
+
+
+def _left_queue(session_id: str) -> WrongState:
+    return WrongState(f"session {session_id!r} was released while it waited", {"session_id": session_id})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 import uuid
 
 import structlog
@@ -31,6 +30,8 @@ _REFRESH_S = 0.05
 _LEASE_EPOCHS = 1.5
 #: Grace after an outage, seconds (contract.md, *Start grace*).
 _GRACE_S = 30.0
+#: Nobody keeping the epoch for this long is an outage, seconds; never less than this many epochs.
+_OUTAGE_S, _OUTAGE_EPOCHS = 5.0, 3
 #: Silent instances are forgotten after this many times the silence that makes them gone.
 _FORGET = 20
 #: Sessions read per call, and expired per call.
@@ -38,6 +39,8 @@ _READ, _EXPIRE = 500, 100
 #: Mass-expiry brake: share of a pool's sessions that may expire per second, and the least number.
 _EXPIRE_SHARE, _EXPIRE_LEAST = 0.05, 10
 _RETRY_S = 0.5
+#: A pool that nobody named and that holds no session is left alone after this long; looked at this often. Seconds.
+_EMPTY_S, _EMPTY_LOOK_S = 10.0, 0.25
 
 
 class Epochs:
@@ -55,6 +58,7 @@ class Epochs:
         self._decisions: tuple[int, int] | None = None
         self._rate = 0.0
         self._failing = False
+        self._empty_since: float | None = None
 
     def wake(self, why: str) -> None:
         """Something changed for those who wait (our own publications aside)."""
@@ -62,10 +66,15 @@ class Epochs:
             self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or until the pool proves to be none: nobody ever named it, and nothing is in it."""
         while True:
             try:
-                await self._epoch_and_refreshes()
+                view = await self._desk.view()
+                if view.named or any(c.active or c.held for c in view.classes.values()):
+                    self._empty_since = None
+                    await self._epoch_and_refreshes()
+                elif await self._left_alone():
+                    return
                 if self._failing:
                     log.info("store_back", pool=self._pool)
                 self._failing = False
@@ -84,12 +93,28 @@ class Epochs:
         with contextlib.suppress(StoreUnavailable):
             await self._store.resign(self._pool, self._owner)
 
+    async def _left_alone(self) -> bool:
+        """Gives a pool that may be about to register some time; True once it is forgotten."""
+        now = asyncio.get_running_loop().time()
+        if self._empty_since is None:
+            self._empty_since = now
+        if now - self._empty_since < _EMPTY_S:
+            await asyncio.sleep(_EMPTY_LOOK_S)
+            return False
+        if await self._store.retire(self._pool):
+            return True
+        # Paused sessions are left, and end some day.
+        await self._epoch_and_refreshes()
+        return False
+
     async def _epoch_and_refreshes(self) -> None:
-        started = time.monotonic()
+        started = asyncio.get_running_loop().time()
         config = (await self._desk.view()).config
         interval = config.epoch_interval_s
         grace_ms = int(1000 * min(_GRACE_S, config.lease_ttl_s))
-        tick = await self._store.tick(self._pool, self._owner, int(1000 * _LEASE_EPOCHS * interval), grace_ms)
+        quiet_ms = int(1000 * max(_OUTAGE_S, _OUTAGE_EPOCHS * interval))
+        lease_ms = int(1000 * _LEASE_EPOCHS * interval)
+        tick = await self._store.tick(self._pool, self._owner, lease_ms, grace_ms, quiet_ms)
         if not tick.holder:
             self._state = None
             # Looks twice per epoch, so that a lost holder is replaced within two.
@@ -99,14 +124,15 @@ class Epochs:
             self._state = persist.load(await self._store.state(self._pool))
             self._mirror = Mirror()
             if await self._read() is not None and self._state is not None and self._state.at_ms:
-                # The last holder has counted what these sessions did so far.
-                self._mirror.take()
+                self._mirror.inherit()
             log.info("epoch_taken", pool=self._pool, epoch_ms=int(1000 * interval))
         if self._state is not None:
             await self._epoch(config.gone_after_s)
-        while (left := started + interval - time.monotonic()) > 0 and self._state is not None:
+        while (left := started + interval - asyncio.get_running_loop().time()) > 0 and self._state is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes with what it waits for.
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
                 self._changed.clear()
                 await self._refresh()
                 await asyncio.sleep(_REFRESH_S)
@@ -152,7 +178,9 @@ class Epochs:
     async def _reap(self, view: Pool, gone_after_s: float) -> None:
         """Ends what ran out, and declares silent instances gone."""
         total = sum(c.active + c.held for c in view.classes.values())
-        await self._store.expire(self._pool, max(_EXPIRE_LEAST, int(total * _EXPIRE_SHARE)), _EXPIRE)
+        brake = max(_EXPIRE_LEAST, int(total * _EXPIRE_SHARE))
+        while await self._store.expire(self._pool, brake, _EXPIRE) == _EXPIRE:
+            pass
         gone_ms = int(1000 * gone_after_s)
         for instance in view.instances.values():
             if view.now_ms - instance.seen_ms >= gone_ms or instance.state == "STOPPED":

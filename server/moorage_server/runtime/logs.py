@@ -23,6 +23,7 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -30,19 +31,27 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=lambda *args: _NamedLogger(out, *args),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
         )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+class _NamedLogger(structlog.PrintLogger):
+    """Prints, and knows the name that ``structlog.get_logger`` was given."""
+
+    def __init__(self, out: TextIO, name: str = "moorage") -> None:
+        super().__init__(out)
+        self.name = name
 
 
 def redact_secrets(_: Any, __: str, event_dict: EventDict) -> MutableMapping[str, Any]:

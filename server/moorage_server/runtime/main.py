@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+import grpc
 import structlog
 
+from moorage.v1 import inspector_pb2_grpc, operator_pb2_grpc, scheduler_pb2_grpc
 from moorage_server.runtime.logs import configure_logging
+from moorage_server.runtime.redaction import mask_url, redact_text
+from moorage_server.runtime.server import AddressInUse, MoorageServer
+from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.settings_sources import SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from moorage_server.runtime.control import ControlPlane
 
 EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_CONFIGURATION = 2
 EXIT_INTERRUPTED = 130
 
-_log = structlog.get_logger(component="server")
+_log = structlog.get_logger("moorage.server")
 
 
 def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
@@ -46,3 +56,90 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+async def _run(settings: Settings) -> int:
+    # The store's libraries and numpy are most of the start-up time: not before the configuration is known to be good.
+    from moorage_server.runtime.control import ControlPlane
+    from moorage_server.store.connect import open_store
+
+    url = settings.redis_url
+    try:
+        store = await open_store(url, embedded=settings.embedded, prefix=settings.redis.key_prefix)
+    except ValueError as error:
+        print(f"moorage serve: redis.url: {redact_text(str(error))}, got {mask_url(url or '')!r}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    control = ControlPlane(store, settings.pool_configs())
+    services = Services(control)
+    server = MoorageServer(settings, services.register, store.ping)
+    try:
+        address = server.bind()
+    except AddressInUse as error:
+        print(f"moorage serve: {error}", file=sys.stderr)
+        await store.close()
+        return EXIT_ERROR
+    stopping = _on_signals()
+    await control.start()
+    await server.start()
+    _announce(settings, address)
+    await stopping.wait()
+    _log.info("stopping", grace_s=settings.shutdown.grace_s)
+    await server.stop(services.drain)
+    await store.close()
+    _log.info("stopped")
+    return EXIT_OK
+
+
+class Services:
+    """The servicers of one control plane, and how they end."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        from moorage_server.api.inspector import InspectorServicer
+        from moorage_server.api.operator import OperatorServicer
+        from moorage_server.api.scheduler import SchedulerServicer
+
+        self._control = control
+        self._scheduler = SchedulerServicer(control)
+        self._inspector = InspectorServicer(control)
+        self._operator = OperatorServicer(control)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicers to a server."""
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self._scheduler, server)
+        inspector_pb2_grpc.add_InspectorServiceServicer_to_server(self._inspector, server)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(self._operator, server)
+
+    async def drain(self) -> None:
+        """Ends watches with a last word, waits with where they stand, and hands the epochs over."""
+        self._inspector.close()
+        await self._control.stop()
+
+
+def _on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the next one finds the system's default in place."""
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        stopping.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopping
+
+
+def _announce(settings: Settings, address: str) -> None:
+    """Says on stdout where the server listens and where the ledger lives."""
+    if settings.embedded:
+        where = "embedded store: ALL STATE IS LOST AT EXIT, one process only; --redis-url keeps it"
+    else:
+        where = f"store {mask_url(settings.redis_url or '')}"
+    print(f"moorage listens on {address}, {where}", flush=True)
+    _log.info(
+        "listening",
+        address=address,
+        store="embedded" if settings.embedded else mask_url(settings.redis_url or ""),
+        pools=sorted(settings.pools),
+        reflection=settings.reflects,
+    )

@@ -16,6 +16,8 @@ class Mirror:
     def __init__(self) -> None:
         self.revision = 0
         self.rows: dict[str, Row] = {}
+        #: Living sessions without a home, as they were when they lost it.
+        self._away: dict[str, Row] = {}
         self._happened = Happened()
         self._declared: set[str] = set()
 
@@ -28,13 +30,17 @@ class Mirror:
                 self._declare(change.session_id, change.now)
                 if change.now["st"] == "live":
                     self._update(change.session_id, change.now)
-                else:
-                    self.rows.pop(change.session_id, None)
+                elif (row := self.rows.pop(change.session_id, None)) is not None:
+                    self._away[change.session_id] = row
 
     def take(self) -> Happened:
         """What happened since the last call."""
         happened, self._happened = self._happened, Happened()
         return happened
+
+    def inherit(self) -> None:
+        """What living sessions did until now, the last holder has counted. Ends it has not: reading one removes it."""
+        self._happened = Happened(ended=self._happened.ended)
 
     def _declare(self, sid: str, now: Mapping[str, str]) -> None:
         if sid in self._declared:
@@ -46,14 +52,14 @@ class Mirror:
 
     def _update(self, sid: str, now: Mapping[str, str]) -> None:
         tokens = float(now["ctx"])
-        row = self.rows.get(sid)
+        row = self.rows.get(sid) or self._away.pop(sid, None)
         if row is None:
             ask = Ask.decode(sid, now["class"], now.get("ask", ""))
             start = tokens if ask.prompt_tokens is None else float(ask.prompt_tokens)
             ceiling = math.inf if ask.max_context_tokens is None else float(ask.max_context_tokens)
             declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
             row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared)
-            self.rows[sid] = row
+        self.rows[sid] = row
         self._grow(row, tokens)
         row.instance = now["inst"]
         row.reported_ms = int(now["ctx_at"])
@@ -68,7 +74,8 @@ class Mirror:
 
     def _end(self, sid: str, ended: Mapping[str, str] | None) -> None:
         self._declared.discard(sid)
-        row = self.rows.pop(sid, None)
+        away = self._away.pop(sid, None)
+        row = self.rows.pop(sid, away)
         if ended is None or not ended.get("admitted"):
             return
         final = float(ended["ctx"]) if ended.get("ctx") else None

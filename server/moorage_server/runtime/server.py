@@ -30,10 +30,13 @@ SERVICE_NAMES = (
     operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
 )
 
+#: Time that a drain gets even where there is no grace, seconds.
+_LEAST_DRAIN_S = 1.0
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-_log = structlog.get_logger(component="server")
+_log = structlog.get_logger("moorage.server")
 
 
 class AddressInUse(Exception):
@@ -97,8 +100,15 @@ class MoorageServer:
         # One turn of the loop closes the listener before the drain begins.
         await asyncio.sleep(0)
         if drain is not None:
-            await drain()
+            await self._drain_within_grace(drain)
         await ending
+
+    async def _drain_within_grace(self, drain: Callable[[], Awaitable[object]]) -> None:
+        try:
+            async with asyncio.timeout(max(_LEAST_DRAIN_S, self._settings.shutdown.grace_s)):
+                await drain()
+        except TimeoutError:
+            _log.warning("the drain did not end within the grace")
 
     async def _follow_store(self) -> None:
         ready = False

@@ -44,8 +44,9 @@ class Admission:
     rejected: bool = False
     #: '' | 'UNLABELLED' | 'UNKNOWN': what was wrong with the declared class.
     label: str = ""
-    passed: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    #: Names the call, so that it alone can be withdrawn.
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Placed:
     cached_tokens: int | None
     moved: bool
     fresh: bool
+    #: The class in force; empty from ``place``.
+    workload_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class OnHold:
     ahead: int
     since_ms: int
     detail: str
+    workload_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Refused:
     reason: str
     since_ms: int
     detail: str
+    workload_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +219,10 @@ class Store(Protocol):
         """Makes a pool known."""
         ...
 
+    async def retire(self, pool: str) -> bool:
+        """Forgets a pool that nobody ever named and that holds no session; False where it is one."""
+        ...
+
     async def view(self, pool: str, default: PoolConfig) -> Pool:
         """The pool, with the configuration kept in the store, else ``default``."""
         ...
@@ -243,9 +252,12 @@ class Store(Protocol):
         context: int | None,
         *,
         evict_reason: str | None = None,
-        only_held: bool = False,
     ) -> Released:
         """Raises PoolUnknown, LeaseStale, InvalidField (no token)."""
+        ...
+
+    async def withdraw(self, pool: str, request: Request, session_id: str, ticket: str) -> bool:
+        """Takes back what the admit with ``ticket`` brought about, unless another call asked for the session since."""
         ...
 
     async def progress(self, pool: str, items: Sequence[Progress]) -> list[Renewed]: ...
@@ -254,8 +266,8 @@ class Store(Protocol):
         """'OK', 'NEW', 'OLD_SEQUENCE' or 'OLD_INCARNATION'."""
         ...
 
-    async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> int:
-        """Keeps the places of callers that wait; returns how many still wait."""
+    async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> list[str]:
+        """Keeps the places of callers that wait; returns the state of each session: 'held', else its wait is over."""
         ...
 
     async def mark(self, pool: str, instance: str, mark: str) -> tuple[bool, int]:
@@ -266,7 +278,9 @@ class Store(Protocol):
         """Stores a configuration made from ``version``; False where another change came first."""
         ...
 
-    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int) -> Tick: ...
+    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int, quiet_ms: int) -> Tick:
+        """Takes or keeps the epoch; nobody doing so for ``quiet_ms`` is an outage, and ``grace_ms`` follow it."""
+        ...
 
     async def resign(self, pool: str, owner: str) -> None: ...
 

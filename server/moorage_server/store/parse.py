@@ -13,9 +13,6 @@ from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.view import Ask, Class, Held, Instance, Pool, Published, Queue
 from moorage_server.store import keys
 
-#: Silence of the controllers that counts as an outage; ``_grace.lua`` has the same number.
-OUTAGE_MS = 5000
-
 
 def text(value: Any) -> str:
     """A reply as text; bytes that are no UTF-8 never come from our own scripts."""
@@ -143,7 +140,6 @@ _CLASS_FIELDS = {
     "d": "session_ms",
     "at": "accrued_ms",
     "vt": "virtual_time",
-    "pass": "passes",
     "gap": "gap_ms",
     "gapn": "gaps",
     "hexp": "expected_hit_tokens",
@@ -184,7 +180,8 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
     fields = pairs(row)
     config = decode_config(fields["config"]) if fields.get("config") else default
     published, rate = decode_published(policy)
-    alive, grace = int(fields.get("alive", now)), int(fields.get("grace", 0))
+    # The same rule as in _grace.lua.
+    silence_ms = int(now) - int(fields.get("alive", now))
     result = Pool(
         name,
         int(now),
@@ -199,7 +196,7 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
         revision=int(fields.get("rev", 0)),
         named=fields.get("named") == b"1",
         config_version=int(fields.get("cfgv", 0)),
-        in_grace=grace > int(now) or int(now) - alive > OUTAGE_MS,
+        in_grace=int(fields.get("grace", 0)) > int(now) or silence_ms > int(fields.get("quiet", 0)),
         decisions_per_second=rate,
     )
     for raw_key, instance_row, group_row in instance_rows:
@@ -208,5 +205,6 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
             result.instances[key] = instance(key, values, pairs(group_row))
     for raw_name, length, more, heads in queue_rows:
         name_ = text(raw_name)
-        result.queues[name_] = Queue(int(length), [held(text(sid), name_, fields_) for sid, fields_ in heads], bool(more))
+        members = [held(text(sid), name_, fields_) for sid, fields_ in heads]
+        result.queues[name_] = Queue(int(length), members, bool(more))
     return result

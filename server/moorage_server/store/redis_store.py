@@ -9,10 +9,9 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from redis import exceptions
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import Ask, Pool
@@ -34,8 +33,25 @@ _HEADS = 8
 PAUSED_MS = 3_600_000
 #: Block size to count with while an instance has not reported one, tokens.
 UNKNOWN_BLOCK_SIZE = 16
+#: The store is away, or there and not fit to keep a ledger: failing over, read only, full.
+_AWAY = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ClusterError,
+    exceptions.NoPermissionError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
+)
+#: The same, where the library has no class for it.
+_NOT_NOW = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
 #: Progress reports per script call: a script blocks the whole store while it runs.
 _PROGRESS_BATCH = 100
+
+
+def _vector(numbers: Iterable[int]) -> str:
+    """Numbers as one argument: packing many small ones is what a call costs most."""
+    return ",".join(map(str, numbers))
 
 
 def _blank(value: int | None) -> int | str:
@@ -79,10 +95,10 @@ class RedisStore:
             except NoScriptError:
                 await self._client.script_load(scripts.source(name))
                 return await self._client.evalsha(self._shas[name], 1, pool_key, prefix, *args)
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        except (*_AWAY, OSError) as error:
             raise _unavailable(error) from error
-        except RedisError as error:
-            if str(error).startswith(("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY")):
+        except exceptions.ResponseError as error:
+            if str(error).startswith(_NOT_NOW):
                 raise _unavailable(error) from error
             raise
 
@@ -107,6 +123,16 @@ class RedisStore:
         await self._touch(pool)
         await self._run("name", pool)
 
+    async def retire(self, pool: str) -> bool:
+        if not await self._run("retire", pool):
+            return False
+        self._touched.discard(pool)
+        try:
+            await self._client.srem(keys.pools_key(self._prefix), pool)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        return True
+
     async def view(self, pool: str, default: PoolConfig) -> Pool:
         return parse.pool(pool, await self._run("view", pool, _HEADS), default)
 
@@ -118,21 +144,23 @@ class RedisStore:
         args: list[Any] = [
             request.request_id, request.body, ask.session_id, ask.workload_class, a.declared_class, ask.group_id,
             _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
-            a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit, "REJECT" if a.rejected else "",
-            a.label, a.group_size, len(a.passed), *a.passed, len(a.candidates),
+            a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit,
+            "REJECT" if a.rejected else "", a.label, a.group_size, a.ticket, len(a.candidates),
         ]  # fmt: skip
         for c in a.candidates:
-            args += [c.instance, c.incarnation, c.cap, c.class_cap, c.shared, c.prefill, c.expected_cached, len(c.asks)]
-            args += [*c.asks, *c.limits]
+            numbers = (c.cap, c.shared, c.prefill, c.expected_cached)
+            args += [c.instance, c.incarnation, *map(_vector, (numbers, c.asks, c.limits))]
         reply = await self._run("admit", pool, *args)
         kind = text(reply[0])
         if kind in ("PLACED", "LIVE"):
             return _placed(reply, fresh=kind == "PLACED")
         if kind == "HELD":
-            _, reason, retry, position, ahead, since, detail = reply
-            return base.OnHold(text(reason), int(retry), int(position), int(ahead), int(since), text(detail))
+            _, reason, retry, position, ahead, since, detail, name = reply
+            return base.OnHold(
+                text(reason), int(retry), int(position), int(ahead), int(since), text(detail), text(name)
+            )
         if kind == "REJECTED":
-            return base.Refused(text(reply[1]), int(reply[2]), text(reply[3]))
+            return base.Refused(text(reply[1]), int(reply[2]), text(reply[3]), text(reply[4]))
         raise RequestIdReused(request.request_id)
 
     async def place(
@@ -180,11 +208,10 @@ class RedisStore:
         context: int | None,
         *,
         evict_reason: str | None = None,
-        only_held: bool = False,
     ) -> base.Released:
         reply = await self._run(
             "release", pool, request.request_id, request.body, session_id, token, outcome, _blank(context), PAUSED_MS,
-            int(evict_reason is not None), outcome if evict_reason is None else evict_reason, int(only_held),
+            int(evict_reason is not None), outcome if evict_reason is None else evict_reason,
         )  # fmt: skip
         kind = text(reply[0])
         if kind in ("RELEASED", "OVER"):
@@ -196,6 +223,9 @@ class RedisStore:
         if kind == "NOTOKEN":
             raise InvalidField("lease_token", "", "given: the session is placed, not held")
         raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
+
+    async def withdraw(self, pool: str, request: base.Request, session_id: str, ticket: str) -> bool:
+        return bool(await self._run("withdraw", pool, request.request_id, session_id, ticket))
 
     async def progress(self, pool: str, items: Sequence[base.Progress]) -> list[base.Renewed]:
         answers: list[base.Renewed] = []
@@ -222,8 +252,9 @@ class RedisStore:
         kind = text(reply[0])
         return "NEW" if kind == "OK" and int(reply[1]) else kind
 
-    async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> int:
-        return int(await self._run("keep", pool, present_ms, patience_ms, len(session_ids), *session_ids))
+    async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> list[str]:
+        states = await self._run("keep", pool, present_ms, patience_ms, len(session_ids), *session_ids)
+        return [text(state) for state in states]
 
     async def mark(self, pool: str, instance: str, mark: str) -> tuple[bool, int]:
         known, sessions = await self._run("mark", pool, instance, mark)
@@ -237,12 +268,12 @@ class RedisStore:
             raise RequestIdReused(request.request_id)
         return kind == "OK"
 
-    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int) -> base.Tick:
-        holder, now, grace = await self._run("tick", pool, owner, lease_ms, grace_ms, 0)
+    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int, quiet_ms: int) -> base.Tick:
+        holder, now, grace = await self._run("tick", pool, owner, lease_ms, grace_ms, quiet_ms, 0)
         return base.Tick(bool(holder), int(now), int(grace))
 
     async def resign(self, pool: str, owner: str) -> None:
-        await self._run("tick", pool, owner, 0, 0, 1)
+        await self._run("tick", pool, owner, 0, 0, 0, 1)
 
     async def changes(self, pool: str, owner: str, since: int, limit: int) -> base.Changes | None:
         reply = await self._run("changes", pool, owner, since, limit)
@@ -303,7 +334,7 @@ class RedisStore:
                 rows = await self._client.xrevrange(key, count=1)
             else:
                 rows = await self._client.xrange(key, min="-" if after == "0" else f"({after}", count=limit)
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        except (*_AWAY, OSError) as error:
             raise _unavailable(error) from error
         return [
             base.Event(text(token), {text(k): text(v) for k, v in (row or {}).items()}) for token, row in rows or ()
@@ -327,6 +358,7 @@ class RedisStore:
 
 
 _NOW = ("st", "class", "inst", "ctx", "ctx_at", "shr", "phase", "admitted", "ask", "group", "turn", "since")
+_SECRET = ("token", "ticket")
 _ENDED = ("class", "outcome", "duration", "z", "ctx", "admitted", "ask")
 
 
@@ -337,12 +369,14 @@ def _row(values: Any, names: Iterable[str]) -> dict[str, str] | None:
 
 
 def _record(row: Any) -> base.SessionRecord:
-    sid, fields, position, ahead = row
-    return base.SessionRecord(text(sid), {k: text(v) for k, v in pairs(fields).items()}, int(position), int(ahead))
+    sid, flat, position, ahead = row
+    # What a session is fenced with is nobody's to read.
+    fields = {k: "hidden" if k in _SECRET else text(v) for k, v in pairs(flat).items()}
+    return base.SessionRecord(text(sid), fields, int(position), int(ahead))
 
 
 def _placed(reply: Any, *, fresh: bool) -> base.Placed:
-    _, instance, incarnation, token, ttl, expires, cached, moved = reply
+    _, instance, incarnation, token, ttl, expires, cached, moved, *name = reply
     return base.Placed(
         text(instance),
         text(incarnation),
@@ -352,6 +386,7 @@ def _placed(reply: Any, *, fresh: bool) -> base.Placed:
         optional_int(cached),
         bool(int(moved)),
         fresh,
+        text(name[0]) if name else "",
     )
 
 

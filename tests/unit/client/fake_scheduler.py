@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -20,6 +20,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage.v1 import scheduler_pb2_grpc
+
+T = TypeVar("T")
 
 
 def seconds(value: float) -> Duration:
@@ -58,10 +60,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.capacity = 1_000_000
         self.lease_ttl = 30.0
         self.retry_after = 0.01
+        self.rejection: pb.Hold | None = None
         self.next_interval: float | None = None
         self.living: dict[str, Living] = {}
         self.held: set[str] = set()
-        self.answers: dict[str, Message] = {}
+        self.answers: dict[str, Any] = {}
         self.moves: dict[str, str] = {}
         self.homeless: set[str] = set()
         self.before: dict[str, list[Callable[[Any, Any], Any]]] = defaultdict(list)
@@ -87,8 +90,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.after[method] += [lambda request, context: fail(context, grpc.StatusCode.UNAVAILABLE)] * times
 
     @contextmanager
-    def gate(self, method: str, *, after: bool = False) -> Iterator[threading.Event]:
-        """Calls of `method` wait at the gate, before or after they take effect; the event says that one came."""
+    def gate(self, method: str, *, after: bool = False, times: int = 1) -> Iterator[threading.Event]:
+        """The next calls of `method` wait here, before or after they take effect; the event says that one came."""
         arrived, opened = threading.Event(), threading.Event()
 
         def wait(request: Any, context: Any) -> None:
@@ -96,11 +99,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             opened.wait(10)
 
         hooks = (self.after if after else self.before)[method]
-        hooks += [wait] * 100
+        hooks += [wait] * times
         try:
             yield arrived
         finally:
-            hooks.clear()
             opened.set()
 
     def move(self, session_id: str, endpoint: str) -> None:
@@ -140,8 +142,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._enter("Admit", request, context)
         end = time.monotonic() + request.max_wait.ToTimedelta().total_seconds()
         context.add_callback(self._wake)
+        if self.rejection is not None:
+            return pb.AdmitResponse(decision=pb.DECISION_REJECT, hold=self.rejection)
         with self.changed:
-            answer = self.answers.get(request.request_id)
+            answer: pb.AdmitResponse | None = self.answers.get(request.request_id)
             while answer is None and request.session_id not in self.living and len(self.living) >= self.capacity:
                 self.held.add(request.session_id)
                 if not context.is_active():
@@ -158,9 +162,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def Place(self, request: pb.PlaceRequest, context: Any) -> pb.PlaceResponse:
         self._enter("Place", request, context)
         with self.changed:
-            answer = self.answers.get(request.request_id)
+            answer: pb.PlaceResponse | None = self.answers.get(request.request_id)
             if answer is None:
                 living = self._check(request, context)
+                if self.rejection is not None:
+                    return pb.PlaceResponse(decision=pb.DECISION_REJECT, hold=self.rejection)
                 if request.session_id in self.homeless:
                     answer = pb.PlaceResponse(decision=pb.DECISION_HOLD, hold=self._hold())
                 else:
@@ -170,7 +176,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         self._enter("Release", request, context)
         with self.changed:
-            answer = self.answers.get(request.request_id)
+            answer: pb.ReleaseResponse | None = self.answers.get(request.request_id)
             if answer is None:
                 released = request.session_id in self.held or request.session_id in self.living
                 if request.session_id in self.living:
@@ -190,8 +196,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         with self.changed:
             for item in request.sessions:
                 living = self.living.get(item.session_id)
-                known = living is not None and living.token == item.lease_token
-                answer.sessions.add(session_id=item.session_id, known=known, reason="" if known else "LEASE_STALE")
+                valid = item.context_tokens <= 2**40
+                known = valid and living is not None and living.token == item.lease_token
+                reason = "" if known else "LEASE_STALE" if valid else "context_tokens is above 2^40"
+                answer.sessions.add(session_id=item.session_id, known=known, reason=reason)
                 if known:
                     answer.sessions[-1].lease.ttl.CopyFrom(seconds(self.lease_ttl))
         return self._leave("Heartbeat", request, context, answer)
@@ -204,7 +212,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.before[method]:
             self.before[method].pop(0)(request, context)
 
-    def _leave(self, method: str, request: Any, context: Any, answer: Any) -> Any:
+    def _leave(self, method: str, request: Any, context: Any, answer: T) -> T:
         if self.after[method]:
             self.after[method].pop(0)(request, context)
         return answer
@@ -261,17 +269,26 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
     """Until the condition holds, with the event loop free; fails after `timeout` seconds."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (it comes true on the server's threads)
             await asyncio.sleep(0.002)
 
 
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancels a task and waits for it; fails unless it ends cancelled."""
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done
+    assert task.cancelled()
+
+
 @contextmanager
-def serve(fake: FakeScheduler) -> Iterator[str]:
+def serve(fake: FakeScheduler, *, secure: bool = False) -> Iterator[str]:
     """Serves it on a free port of the loopback; yields HOST:PORT."""
     pool = futures.ThreadPoolExecutor(max_workers=32)
     server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    local = grpc.local_server_credentials() if secure else None
+    port = server.add_secure_port("127.0.0.1:0", local) if local else server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"

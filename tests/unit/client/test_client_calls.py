@@ -12,8 +12,9 @@ import pytest
 
 from moorage import AsyncClient, Client, Decision, Outcome, Phase, SessionProgress, Unavailable, Usage
 from moorage.channel import channel_options, resolve_target, service_config
+from moorage.v1 import inspector_pb2, operator_pb2
 from moorage.v1 import scheduler_pb2 as pb
-from tests.unit.client.fake_scheduler import FakeScheduler, fail
+from tests.unit.client.fake_scheduler import FakeScheduler, fail, serve, until
 
 
 def test_a_session_by_hand(fake: FakeScheduler, sync_client: Client) -> None:
@@ -140,13 +141,21 @@ async def test_the_token_travels_with_every_call_and_raw_stub(fake: FakeSchedule
 async def _cancel_a_wait(fake: FakeScheduler, client: AsyncClient) -> None:
     fake.capacity = 0
     waiting = asyncio.create_task(client.admit("w", max_wait=30))
-    while "w" not in fake.held:
-        await asyncio.sleep(0.002)
+    await until(lambda: "w" in fake.held)
     waiting.cancel()
-    while "w" in fake.held:
-        await asyncio.sleep(0.002)
+    await until(lambda: "w" not in fake.held)
     fake.grow(10)
     await waiting
+
+
+async def test_calls_travel_over_secure_channels(fake: FakeScheduler) -> None:
+    local = grpc.local_channel_credentials()
+    with serve(fake, secure=True) as target:
+        async with AsyncClient(target, credentials=local, token="secret") as client:
+            assert (await client.admit("a")).decision == Decision.DECISION_PLACE
+        with Client(target, credentials=local) as sync_client:
+            assert sync_client.admit("b").decision == Decision.DECISION_PLACE
+    assert [value for key, value in fake.metadata if key == "authorization"] == ["Bearer secret"]
 
 
 async def test_streams_carry_the_token_too(fake: FakeScheduler, target: str) -> None:
@@ -155,14 +164,14 @@ async def test_streams_carry_the_token_too(fake: FakeScheduler, target: str) -> 
             call()
         return caught.value.code()
 
-    from moorage.v1 import inspector_pb2
-
     with Client(target, token="secret") as client:
         code = watch(lambda: next(client.inspector.WatchEvents(inspector_pb2.WatchEventsRequest(), timeout=5)))
         assert code is grpc.StatusCode.UNIMPLEMENTED
     async with AsyncClient(target, token="secret") as aio_client:
         stream = aio_client.inspector.WatchEvents(inspector_pb2.WatchEventsRequest(), timeout=5)
         assert await stream.code() is grpc.StatusCode.UNIMPLEMENTED
+        with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+            await aio_client.operator.CordonInstance(operator_pb2.CordonInstanceRequest(), timeout=5)
 
 
 def test_the_target_comes_from_the_caller_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ Code = grpc.StatusCode
         (Code.RESOURCE_EXHAUSTED, "SERVER_BUSY", ResourceExhausted),
         (Code.UNAVAILABLE, "STORE_UNAVAILABLE", Unavailable),
         (Code.DEADLINE_EXCEEDED, "", DeadlineExceeded),
+        (Code.CANCELLED, "", Unavailable),
         (Code.INTERNAL, "", MoorageError),
     ],
 )

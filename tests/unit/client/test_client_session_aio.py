@@ -10,137 +10,12 @@ from moorage import (
     AsyncClient,
     AsyncSession,
     Held,
-    InvalidArgument,
     LeaseLost,
+    MoorageError,
     Rejected,
-    Unavailable,
 )
 from moorage.v1 import scheduler_pb2 as pb
-from tests.unit.client.fake_scheduler import FakeScheduler, fail, until
-
-# --- ways in
-
-
-async def test_entry_declares_the_session_and_takes_its_placement(fake: FakeScheduler, client: AsyncClient) -> None:
-    session = client.session("s", workload_class="agentic", group_id="g", group_size=8, prompt_tokens=100, max_wait=20)
-    with pytest.raises(RuntimeError, match="not open"):
-        _ = session.endpoint
-    async with session as s:
-        assert s.placement == pb.Placement(instance_id="engine-0", endpoint="http://engine-0")
-        assert (s.endpoint, s.workload_class, s.managed, s.lost) == ("http://engine-0", "agentic", True, False)
-    (admit,) = fake.calls["Admit"]
-    assert (admit.workload_class, admit.group_id, admit.group_size, admit.prompt_tokens) == ("agentic", "g", 8, 100)
-    assert admit.max_wait.seconds == 20
-    with pytest.raises(RuntimeError, match="once"):
-        await session.__aenter__()
-
-
-async def test_a_missing_class_is_seen_as_the_server_inferred_it(fake: FakeScheduler, client: AsyncClient) -> None:
-    async with client.session("s") as s:
-        assert s.workload_class == "inferred"
-
-
-async def test_a_held_session_waits_in_the_call_and_between_calls(fake: FakeScheduler, client: AsyncClient) -> None:
-    fake.capacity, fake.retry_after = 0, 0.05
-    async with asyncio.TaskGroup() as group:
-
-        async def enter() -> None:
-            async with client.session("s", max_wait=0.05) as s:
-                assert s.hold is None
-
-        started = asyncio.get_running_loop().time()
-        group.create_task(enter())
-        await until(lambda: len(fake.calls["Admit"]) == 3)
-        assert asyncio.get_running_loop().time() - started >= 2 * (0.05 + 0.05)
-        fake.grow(1)
-    assert len({request.request_id for request in fake.calls["Admit"]}) == len(fake.calls["Admit"])
-    assert fake.outcomes("s") == ["COMPLETED"]
-
-
-@pytest.mark.parametrize(("wait_timeout", "calls"), [(0, 1), (0.05, 2)])
-async def test_held_is_raised_when_the_wait_is_over(
-    fake: FakeScheduler, client: AsyncClient, wait_timeout: float, calls: int
-) -> None:
-    fake.capacity, fake.retry_after = 0, 10
-    with pytest.raises(Held) as caught:
-        async with client.session("s", wait_timeout=wait_timeout, max_wait=0.01):
-            pytest.fail("it was held")
-    assert caught.value.hold.position == 1
-    assert caught.value.reason == "KV_BUDGET"
-    assert str(caught.value) == "session 's' is held (KV_BUDGET): no room [KV_BUDGET]"
-    assert len(fake.calls["Admit"]) == calls
-    assert fake.held == set()
-
-
-async def test_keep_place_leaves_the_place_in_the_queue(fake: FakeScheduler, client: AsyncClient) -> None:
-    fake.capacity = 0
-    with pytest.raises(Held):
-        async with client.session("s", wait_timeout=0, keep_place=True):
-            pytest.fail("it was held")
-    assert fake.held == {"s"}
-    assert fake.calls["Release"] == []
-
-
-async def test_a_rejected_session_raises_and_leaves_nothing(fake: FakeScheduler, client: AsyncClient) -> None:
-    hold = pb.Hold(reason=pb.HOLD_REASON_TOO_LARGE, detail="needs 900 blocks of 768")
-    rejection = pb.AdmitResponse(decision=pb.DECISION_REJECT, hold=hold)
-    fake.Admit = lambda request, context: rejection  # type: ignore[method-assign]
-    with pytest.raises(Rejected, match="needs 900 blocks") as caught:
-        async with client.session("s"):
-            pytest.fail("it was rejected")
-    assert caught.value.reason == "TOO_LARGE"
-    assert fake.calls["Release"] == []
-
-
-async def test_a_refused_request_raises_its_error(fake: FakeScheduler, client: AsyncClient) -> None:
-    fake.fail_next("Admit", 1, grpc.StatusCode.INVALID_ARGUMENT, "ID_TOO_LONG")
-    with pytest.raises(InvalidArgument):
-        async with client.session("s" * 300):
-            pytest.fail("it was refused")
-    assert fake.calls["Release"] == []
-
-
-async def test_a_cancelled_wait_in_the_call_leaves_nothing(fake: FakeScheduler, client: AsyncClient) -> None:
-    fake.capacity = 0
-    entering = asyncio.create_task(client.session("s").__aenter__())
-    await until(lambda: "s" in fake.held)
-    await _cancel(entering)
-    await until(lambda: not fake.held)
-    assert fake.living == {}
-
-
-async def test_a_cancelled_wait_between_calls_leaves_nothing(fake: FakeScheduler, client: AsyncClient) -> None:
-    fake.capacity, fake.retry_after = 0, 30
-    session = client.session("s", max_wait=0)
-    entering = asyncio.create_task(session.__aenter__())
-    await until(lambda: session.hold is not None)
-    assert fake.held == {"s"}
-    await _cancel(entering)
-    assert fake.held == set()
-    assert fake.outcomes("s") == ["ABORTED"]
-
-
-async def test_an_admission_that_crosses_the_cancellation_is_released(fake: FakeScheduler, client: AsyncClient) -> None:
-    with fake.gate("Admit", after=True) as arrived:
-        entering = asyncio.create_task(client.session("s").__aenter__())
-        await until(arrived.is_set)
-        assert "s" in fake.living
-        fake.after["Admit"].clear()
-        await _cancel(entering)
-    assert fake.living == {}
-    assert [bool(request.lease_token) for request in fake.calls["Release"]] == [False, True]
-    assert len({request.request_id for request in fake.calls["Admit"]}) == 1
-
-
-async def test_an_admission_whose_answer_was_too_late_is_released(fake: FakeScheduler, target: str) -> None:
-    async with AsyncClient(target, timeout=0.1) as client:
-        with fake.gate("Admit", after=True):
-            with pytest.raises(Unavailable):
-                async with client.session("s", max_wait=0):
-                    pytest.fail("there was no answer")
-            fake.after["Admit"].clear()
-        await until(lambda: fake.calls["Release"])
-
+from tests.unit.client.fake_scheduler import FakeScheduler, Living, cancel, fail, until
 
 # --- turns
 
@@ -198,6 +73,15 @@ async def test_a_homeless_session_waits_for_a_new_home(fake: FakeScheduler, clie
         assert (await waiting).moved
 
 
+async def test_a_session_that_fits_nowhere_any_more_is_rejected(fake: FakeScheduler, client: AsyncClient) -> None:
+    async with client.session("s") as s:
+        await s.place()
+        fake.rejection = pb.Hold(reason=pb.HOLD_REASON_TOO_LARGE)
+        with pytest.raises(Rejected, match="TOO_LARGE"):
+            await s.place()
+    assert fake.living == {}
+
+
 async def test_a_move_whose_answer_was_cancelled_is_settled_by_the_next_place(
     fake: FakeScheduler, client: AsyncClient
 ) -> None:
@@ -207,7 +91,7 @@ async def test_a_move_whose_answer_was_cancelled_is_settled_by_the_next_place(
         with fake.gate("Place", after=True) as arrived:
             placing = asyncio.create_task(s.place())
             await until(arrived.is_set)
-            await _cancel(placing)
+            await cancel(placing)
         turn = await s.place()
         assert (turn.number, turn.moved, turn.endpoint) == (1, True, "http://engine-1")
     first, again, last = fake.calls["Place"]
@@ -228,8 +112,7 @@ async def test_a_move_whose_answer_was_cancelled_is_settled_by_the_release(
     with fake.gate("Place", after=True) as arrived:
         rolling = asyncio.create_task(roll_out())
         await until(arrived.is_set)
-        fake.after["Place"].clear()
-        await _cancel(rolling)
+        await cancel(rolling)
     assert fake.outcomes("s") == ["ABORTED"]
     assert fake.living == {}
 
@@ -237,12 +120,16 @@ async def test_a_move_whose_answer_was_cancelled_is_settled_by_the_release(
 async def test_a_lost_session_raises_on_place_and_is_not_admitted_again(
     fake: FakeScheduler, client: AsyncClient
 ) -> None:
-    with pytest.raises(LeaseLost) as caught:
+    async def roll_out() -> None:
         async with client.session("s") as s:
             await s.place()
             fake.evict("s")
             await s.place()
+
+    with pytest.raises(LeaseLost) as caught:
+        await roll_out()
     assert caught.value.reason == "SESSION_UNKNOWN"
+    assert fake.outcomes("s") == ["FAILED"]
     assert len(fake.calls["Admit"]) == 1
 
 
@@ -266,16 +153,10 @@ async def test_readmit_enters_again_with_the_prompt_as_it_is(fake: FakeScheduler
         turn = await s.place(prompt_tokens=150)
         assert (turn.number, turn.moved, turn.managed, s.lost) == (1, False, True, False)
         fake.evict("s")
-        fake.living["s"] = type(fake.living.get("x")) and _elsewhere()
+        fake.living["s"] = Living("s-token-9", "http://engine-9")
         assert (await s.place(prompt_tokens=170)).moved
     assert [admit.prompt_tokens for admit in fake.calls["Admit"]] == [100, 150, 170]
     assert fake.calls["Release"][-1].usage == pb.Usage(prompt_tokens=420, cached_tokens=0, output_tokens=20)
-
-
-def _elsewhere() -> object:
-    from tests.unit.client.fake_scheduler import Living
-
-    return Living("s-token-9", "http://engine-9")
 
 
 # --- ways out
@@ -388,7 +269,8 @@ async def test_the_release_is_made_again_when_the_loop_cancels_every_task(
     with pytest.raises(asyncio.CancelledError):
         await rolling
     assert fake.living == {}
-    assert len({request.request_id for request in fake.calls["Release"]}) == 1
+    first, again = fake.calls["Release"]
+    assert first == again
 
 
 async def test_the_release_is_repeated_while_the_control_plane_is_away(
@@ -403,11 +285,7 @@ async def test_the_release_is_repeated_while_the_control_plane_is_away(
         pass
     assert len(fake.calls["Release"]) == 4
     assert len({request.request_id for request in fake.calls["Release"]}) == 1
-    assert s_is_over(fake)
-
-
-def s_is_over(fake: FakeScheduler) -> bool:
-    return "s" not in fake.living
+    assert fake.living == {}
 
 
 async def test_a_release_that_can_not_be_delivered_is_logged_not_raised(
@@ -428,14 +306,22 @@ async def test_closing_the_client_releases_what_is_still_open(fake: FakeSchedule
     assert fake.outcomes("s") == ["ABORTED"]
     await session.__aexit__(None, None, None)
     assert len(fake.calls["Release"]) == 1
+    with pytest.raises(MoorageError, match="closed"):
+        await client.admit("s")
+
+
+async def test_closing_the_client_ends_a_wait_with_an_error_not_a_cancellation(
+    fake: FakeScheduler, target: str
+) -> None:
+    fake.capacity = 0
+    client = AsyncClient(target)
+    entering = asyncio.create_task(client.session("s").__aenter__())
+    await until(lambda: "s" in fake.held)
+    await client.close()
+    with pytest.raises(MoorageError, match="the client is closed"):
+        await entering
 
 
 async def _enter_and_leave(session: AsyncSession) -> None:
     async with session:
         pass
-
-
-async def _cancel(task: asyncio.Task[object]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

@@ -161,3 +161,11 @@ def test_all_values_out_of_bounds_come_in_one_error() -> None:
     with pytest.raises(InvalidField) as caught:
         merged(PoolConfig(), ask(headroom=2, static_cap=0))
     assert [v.field for v in caught.value.violations] == ["config.headroom", "config.static_cap"]
+
+
+def test_masked_changes_do_not_add_up_past_the_limit() -> None:
+    full = PoolConfig(classes=MappingProxyType({str(n): ClassConfig() for n in range(255)}))
+    result = merged(full, ask(["classes.x"], classes={"x": {}}))
+    assert len(result.classes) == 256
+    with pytest.raises(InvalidField, match="at most 256 classes"):
+        merged(result, ask(["classes.y"], classes={"y": {}}))

@@ -58,7 +58,6 @@ def test_an_admission_says_who_where_and_how_fast() -> None:
         {
             "event": "Admit",
             "log_level": "info",
-            "component": "decision",
             "pool": "p",
             "session": "s",
             "decision": "PLACE",

@@ -30,13 +30,13 @@ def events(out: io.StringIO) -> list[dict[str, Any]]:
 
 def test_json_is_one_object_per_line(out: io.StringIO) -> None:
     configure_logging(LogSettings(format="json"), out)
-    structlog.get_logger(component="x").info("admitted", pool="p", session="é", latency_ms=1.5)
+    structlog.get_logger("moorage.x").info("admitted", pool="p", session="é", latency_ms=1.5)
     (event,) = events(out)
     assert event.pop("timestamp").endswith("Z")
     assert event == {
         "event": "admitted",
         "level": "info",
-        "component": "x",
+        "logger": "moorage.x",
         "pool": "p",
         "session": "é",
         "latency_ms": 1.5,

@@ -1,26 +1,27 @@
 -- The end of a session, whatever brought it about. Needs _ledger, _queue and _events.
 local RESIDENCY_KEPT_MS = 600000
 
--- `row` holds st, class, inst, group, rank, admitted, ctx, homeless, phase. Returns duration, block-time and peak.
+-- `row` holds st, class, inst, group, admitted and ctx. Returns duration, block-time and peak.
 local function finish(sid, row, outcome, kind, reason)
   local key = P .. 's:' .. sid
+  -- First, as a full store refuses a script's first write unless it frees something, and an end is never refused.
+  call('ZREM', P .. 'leases', sid)
   if row.st == 'live' then leave_home(sid, row) end
   if row.st == 'held' then dequeue(sid, row.class) end
   local admitted = row.admitted and row.admitted ~= '' and tonumber(row.admitted) or nil
   local cost = fields(key, 'z', 'peak', 'ask')
   local duration = admitted and math.max(0, now - admitted) or 0
-  local z, peak = cost.z or '0', cost.peak or '0'
+  local z, peak = admitted and cost.z or '0', admitted and cost.peak or '0'
   if admitted then
     call('HINCRBY', CLASSES, 'rel:' .. row.class, 1)
     if outcome == 'COMPLETED' then call('HINCRBY', CLASSES, 'done:' .. row.class, 1) end
+    local done = P .. 'done:' .. sid
+    call('HSET', done, 'class', row.class, 'outcome', outcome, 'duration', text(duration), 'z', z, 'peak', peak,
+      'ctx', row.ctx or '', 'inst', row.inst or '', 'admitted', row.admitted, 'ask', cost.ask or '')
+    call('PEXPIRE', done, RESIDENCY_KEPT_MS)
   end
-  call('ZREM', P .. 'leases', sid)
-  local done = P .. 'done:' .. sid
-  call('HSET', done, 'class', row.class, 'outcome', outcome, 'duration', text(duration), 'z', z, 'peak', peak,
-    'ctx', row.ctx or '', 'inst', row.inst or '', 'admitted', row.admitted or '', 'ask', cost.ask or '')
-  call('PEXPIRE', done, RESIDENCY_KEPT_MS)
   if outcome == 'PAUSED' then
-    call('HSET', key, 'st', 'paused', 'phase', 'PAUSED', 'inst', '', 'inc', '', 'homeless', 0)
+    call('HSET', key, 'st', 'paused', 'phase', 'PAUSED', 'inst', '', 'inc', '', 'homeless', 0, 'reason', '')
   else
     call('DEL', key)
     call('ZREM', P .. 'sessions', sid)

@@ -49,14 +49,23 @@ local function leave_group(ikey, group)
   local blocks, class = tonumber(row['b:' .. group]), row['k:' .. group]
   call('HDEL', key, 'n:' .. group, 'b:' .. group, 'k:' .. group)
   accrue_class(class)
-  call('HINCRBY', P .. 'i:' .. ikey, 'blocks', -blocks)
-  call('HINCRBY', P .. 'i:' .. ikey, 'shared', -blocks)
-  call('HINCRBY', CLASSES, 'blk:' .. class, -blocks)
+  call('HINCRBY', P .. 'i:' .. ikey, 'blocks', 0 - blocks)
+  call('HINCRBY', P .. 'i:' .. ikey, 'shared', 0 - blocks)
+  call('HINCRBY', CLASSES, 'blk:' .. class, 0 - blocks)
 end
 
 -- Blocks of the part of `tokens` that a session holds alone.
 local function own_blocks(tokens, block_size, shared)
   return math.max(1, math.ceil(tokens / block_size) - shared)
+end
+
+-- Brings a session to its home: the counters move; its blocks follow with set_blocks.
+local function move_in(sid, class, ikey)
+  accrue_class(class)
+  call('HINCRBY', CLASSES, 'act:' .. class, 1)
+  call('HINCRBY', P .. 'i:' .. ikey, 'ses', 1)
+  call('HINCRBY', P .. 'i:' .. ikey, 'c:' .. class, 1)
+  call('SADD', P .. 'home:' .. ikey, sid)
 end
 
 -- Takes a living session off its home: its blocks are free, its counters move, its block-time is settled.

@@ -5,7 +5,7 @@ local function set_phase(sid, row, phase)
     call('HSET', key, 'gap_at', now)
   elseif phase == 'RUNNING' and row.phase == 'TOOL_WAIT' then
     call('HINCRBY', CLASSES, 'gapn:' .. row.class, 1)
-    call('HINCRBY', CLASSES, 'gap:' .. row.class, text(now - tonumber(row.gap_at or now)))
+    call('HINCRBY', CLASSES, 'gap:' .. row.class, text(math.max(0, now - tonumber(row.gap_at or now))))
   end
   call('HSET', key, 'phase', phase)
 end

@@ -1,5 +1,14 @@
 -- The queue: one sorted set per class, by rank of first arrival. Rank, not time, decides, so a retry cannot overtake.
 
+-- Rank of first arrival. The samples of one prompt share the rank of the first of them, so that they stay together.
+local function rank_of_arrival(group)
+  if group == '' then return call('HINCRBY', POOL, 'rank', 1) end
+  local memo = P .. 'gr:' .. group
+  local rank = call('GET', memo) or call('HINCRBY', POOL, 'rank', 1)
+  call('SET', memo, rank, 'PX', 600000)
+  return rank
+end
+
 local function enqueue(sid, class, rank)
   call('ZADD', P .. 'q:' .. class, rank, sid)
   call('SADD', P .. 'queues', class)
@@ -14,9 +23,9 @@ local function dequeue(sid, class)
   call('ZREM', P .. 'held', sid)
 end
 
--- Whether nobody who is there (waiting, or due to poll again) goes before `sid` in its class.
+-- Whether nobody who is there (waiting, or due to poll again) goes before `sid` in its class. Bounded like view.lua.
 local function first_in_line(sid, class)
-  for _, other in ipairs(call('ZRANGE', P .. 'q:' .. class, 0, 63)) do
+  for _, other in ipairs(call('ZRANGE', P .. 'q:' .. class, 0, 1023)) do
     if other == sid then return true end
     if tonumber(call('HGET', P .. 's:' .. other, 'present') or 0) > now then return false end
   end

@@ -2,8 +2,8 @@
 -- include: _base
 --
 -- ARGV  2 owner  3 revision  4 most sessions to read
--- Returns {'OK', revision reached, 1 if there is more, {sid, fields of a living or held session | false, fields of an ended
---          one | false} ...} | {'FENCED'}
+-- Returns {'OK', revision reached, 1 if there is more, {sid, fields of a living or held session | false,
+--          fields of an ended one | false} ...} | {'FENCED'}
 if call('GET', P .. 'tick') ~= ARGV[2] then return { 'FENCED' } end
 local limit = tonumber(ARGV[4])
 local members = call('ZRANGEBYSCORE', P .. 'changed', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
@@ -11,8 +11,8 @@ local rows, reached = {}, ARGV[3]
 for i = 1, #members, 2 do
   local sid = members[i]
   reached = members[i + 1]
-  local row = call('HMGET', P .. 's:' .. sid, 'st', 'class', 'inst', 'ctx', 'ctx_at', 'shr', 'phase', 'admitted', 'ask', 'group',
-    'turn', 'since')
+  local row = call('HMGET', P .. 's:' .. sid, 'st', 'class', 'inst', 'ctx', 'ctx_at', 'shr', 'phase', 'admitted', 'ask',
+    'group', 'turn', 'since')
   local done = false
   if not row[1] or row[1] == 'paused' then
     local ended = call('HMGET', P .. 'done:' .. sid, 'class', 'outcome', 'duration', 'z', 'ctx', 'admitted', 'ask')

@@ -12,7 +12,7 @@ if room <= 0 then return 0 end
 
 local ended = 0
 for _, sid in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', text(now), 'LIMIT', 0, room)) do
-  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'group', 'rank', 'admitted', 'ctx', 'homeless', 'phase')
+  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'group', 'admitted', 'ctx')
   if row.st == 'paused' or not row.st then
     call('DEL', P .. 's:' .. sid)
     call('ZREM', P .. 'leases', sid)
@@ -23,8 +23,9 @@ for _, sid in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', text(now), 'LI
   ended = ended + 1
 end
 for _, sid in ipairs(call('ZRANGEBYSCORE', P .. 'held', '-inf', text(now), 'LIMIT', 0, room - ended)) do
-  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'group', 'rank', 'admitted', 'ctx', 'homeless', 'phase')
-  if row.st then finish(sid, row, 'EXPIRED', 'expire', 'did not ask again') else call('ZREM', P .. 'held', sid) end
+  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'group', 'admitted', 'ctx')
+  call('ZREM', P .. 'held', sid)
+  if row.st == 'held' then finish(sid, row, 'EXPIRED', 'expire', 'did not ask again') end
   ended = ended + 1
 end
 if ended > 0 then call('HSET', POOL, 'exp_s', second, 'exp_n', spent + ended) end

@@ -13,11 +13,15 @@ local key = P .. 's:' .. sid
 local before = replayed(ARGV[2], ARGV[3])
 if before then return before end
 
-local row = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'homeless', 'ctx', 'group', 'shr',
-  'ask', 'pv', 'phase', 'gap_at')
-if not row.st or row.st == 'paused' then return { 'UNKNOWN', call('HEXISTS', POOL, 'named') } end
+local row = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'homeless', 'ctx', 'group',
+  'shr', 'ask', 'pv', 'phase', 'gap_at')
+if not row.st or row.st == 'paused' then
+  local unknown = { 'UNKNOWN', call('HEXISTS', POOL, 'named') }
+  -- A pool that is not known may be about to register, so that is not final.
+  return unknown[2] == 1 and remember(ARGV[2], ARGV[3], unknown) or unknown
+end
 if row.st == 'held' and row.homeless ~= '1' then return { 'HELDSTATE' } end
-if row.token ~= ARGV[5] then return { 'STALE' } end
+if row.token ~= ARGV[5] then return remember(ARGV[2], ARGV[3], { 'STALE' }) end
 call('HINCRBY', POOL, 'decisions', 1)
 
 local why = 'home is gone'
@@ -31,6 +35,7 @@ if row.st == 'live' then
     detach(sid, row, why)
   elseif home.state == 'PAUSED' or home.state == 'SLEEPING' then
     renew(sid, tonumber(row.ttl))
+    claim(ARGV[2], ARGV[3])
     return { 'WAIT', home.state }
   else
     local prompt = tonumber(ARGV[7])

@@ -1,12 +1,12 @@
--- Takes progress reports of sessions: renews their leases, follows their blocks, and collects the continuation-hit signal.
--- include: _base _events _ledger _lease _phase
+-- Takes progress reports of sessions: renews their leases, follows their blocks, collects the continuation-hit signal.
+-- include: _base _ledger _lease _phase
 --
 -- ARGV  2 number of items, then for each: session, token, phase, turn, context, cached, output ('' = unknown)
 -- Returns for each item: 'OK', ttl, expires | 'UNKNOWN', '', '' | 'STALE', '', ''
 local answer, at = {}, 3
 
--- Expected: all whole blocks of the context that the last turn left behind, less its last token, which was never computed
--- as a prompt. Found: what the engine took from its cache.
+-- Expected: all whole blocks of the context that the last turn left behind, less its last token, which was never
+-- computed as a prompt. Found: what the engine took from its cache.
 local function count_hits(row, block_size, cached)
   if not row.endctx or row.endctx == '' then return end
   local expected = math.floor((tonumber(row.endctx) - 1) / block_size) * block_size
@@ -26,7 +26,8 @@ local function report(sid, row, phase, turn, context, cached, output)
   if phase ~= '' then set_phase(sid, row, phase) end
   if turn ~= '' then call('HSET', key, 'turn', turn) end
   if output ~= '' then call('HSET', key, 'output', output) end
-  local ended = cached ~= '' and turn ~= '' and (not row.endturn or row.endturn == '' or tonumber(turn) > tonumber(row.endturn))
+  local newer = not row.endturn or row.endturn == '' or (tonumber(turn) or 0) > tonumber(row.endturn)
+  local ended = cached ~= '' and turn ~= '' and newer
   if ended then
     count_hits(row, block_size, tonumber(cached))
     call('HSET', key, 'endturn', turn, 'endctx', context)
@@ -40,8 +41,8 @@ end
 
 for _ = 1, tonumber(ARGV[2]) do
   local sid = ARGV[at]
-  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'token', 'ttl', 'phase', 'shr', 'endctx', 'endturn', 'gap_at',
-    'homeless')
+  local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'token', 'ttl', 'phase', 'shr', 'endctx', 'endturn',
+    'gap_at', 'homeless')
   local alive = row.st == 'live' or (row.st == 'held' and row.homeless == '1')
   if not alive then
     answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = 'UNKNOWN', '', ''

@@ -1,20 +1,14 @@
 -- Publishes what the controller found: needs and limits per instance, estimates per class, and its own state.
--- include: _base _events
+-- include: _base _events _candidate
 --
--- ARGV  2 owner  3 policy ('' = unchanged)  4 state ('' = unchanged)  5 1 = an epoch ended  6 number of instances, then for
---       each: instance, incarnation, asks added when it was read, computed need (both comma-separated), number n of
---       further fields, then n pairs of name and value
+-- ARGV  2 owner  3 policy ('' = unchanged)  4 state ('' = unchanged)  5 1 = an epoch ended
+--       6 number of instances, then for each: instance, incarnation, asks added when it was read, computed need (both
+--       comma-separated), number n of further fields, then n pairs of name and value
 -- Returns 'OK' | 'FENCED'
 if call('GET', P .. 'tick') ~= ARGV[2] then return 'FENCED' end
 if ARGV[3] ~= '' then call('SET', P .. 'policy', ARGV[3]) end
 if ARGV[4] ~= '' then call('SET', P .. 'state', ARGV[4]) end
 if ARGV[5] == '1' then call('HINCRBY', POOL, 'epochs', 1) end
-
-local function numbers(vector)
-  local list = {}
-  for value in string.gmatch(vector or '', '[^,]+') do list[#list + 1] = tonumber(value) end
-  return list
-end
 
 local at = 7
 for _ = 1, tonumber(ARGV[6]) do

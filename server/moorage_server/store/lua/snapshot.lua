@@ -1,4 +1,4 @@
--- Takes one snapshot of an instance: registers it, drops repeats and older ones, and turns the page at a new incarnation.
+-- Takes one snapshot of an instance: registers it, drops repeats and older ones, turns the page at a new incarnation.
 -- include: _base _events _ledger _queue _detach
 --
 -- ARGV  2 instance key  3 incarnation  4 sequence (20 digits)  5 state  6 block size ('' = unknown)

@@ -1,0 +1,200 @@
+"""The README keeps its word: every block of it that can be run is run, against a real server on a real Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from moorage.v1 import inspector_pb2 as ipb
+from moorage_server.runtime.settings_sources import environment_variables, load_settings
+from tests.conftest import RedisServer
+from tests.integration.engines import Engines, ReplayedEngine
+from tests.integration.processes import PATIENCE_S, Server, environment, eventually
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS: dict[str, str] = dict(
+    re.findall(r"<!-- check: (\w+) -->\n```\w+\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+)
+ADDRESS = "127.0.0.1:50061"
+
+#: What the Python block leaves to the reader.
+ENGINE_CALLS = """
+from types import SimpleNamespace
+
+async def generate(endpoint, prompt):
+    assert endpoint.startswith("http://engine-"), endpoint
+    return SimpleNamespace(tokens=[1] * 40, cached_tokens=len(prompt) // 16 * 16)
+
+async def run_tool(answer):
+    await asyncio.sleep(0.05)
+    return [2] * 10
+"""
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, tmp_path: Path) -> Iterator[Server]:
+    """A server with an empty ledger and two engines that take a few sessions of the README's size."""
+    env = {"MOORAGE_REDIS_URL": redis_server.url, "MOORAGE_REDIS_KEY_PREFIX": f"a{uuid.uuid4().hex}"}
+    running = Server.start(tmp_path / "serve.log", **env)
+    eventually(running.api.ready)
+    with Engines(running.api, "engine-0", "engine-1", blocks=8192):
+        yield running
+    running.end()
+    assert "Traceback" not in running.log()
+
+
+def _bash(block: str, server: Server) -> str:
+    """Runs a block of commands, with the `moorage` of this environment; its output."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        env=environment({"MOORAGE_SERVER": server.address, "PATH": path}),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_blocks_are_there() -> None:
+    assert set(BLOCKS) == {"make", "serve", "python", "grpcurl", "observe", "cli", "yaml", "measured"}
+
+
+@pytest.mark.parametrize("block", ["make", "measured"])
+def test_make_knows_its_targets(block: str) -> None:
+    commands = [line for line in BLOCKS[block].splitlines() if line.startswith("make ")]
+    modules = {"run": "bench.demo", "test": "pytest"}
+    for command in commands:
+        _, target, *arguments = shlex.split(command, comments=True)
+        planned = subprocess.run(
+            ["make", "-n", target, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        assert f"-m {modules.get(target, target.replace('-', '.'))}" in planned
+        for argument in arguments:
+            assert argument.removeprefix("ARGS=") in planned
+    assert len(commands) >= 2
+
+
+def test_the_measuring_commands_have_their_options() -> None:
+    for command in BLOCKS["measured"].splitlines():
+        _, target, *arguments = shlex.split(command, comments=True)
+        module = target.replace("bench-", "bench.")
+        usage = subprocess.run(
+            [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        for flag in re.findall(r"--[a-z-]+", " ".join(arguments)):
+            assert flag in usage
+
+
+def test_serve_and_collect(redis_server: RedisServer, tmp_path: Path) -> None:
+    serve, collect = (shlex.split(line) for line in BLOCKS["serve"].splitlines())
+    assert (serve[:2], collect[:3]) == (["moorage", "serve"], ["moorage", "collect", "vllm"])
+    # The same flags, on this test's ports.
+    redis_url = f"{redis_server.url.rpartition('/')[0]}/9"
+    flags = [redis_url if "redis://" in part else part for part in serve[2:] if part not in ("--listen", ADDRESS)]
+    running = Server.start(tmp_path / "serve.log", *flags)
+    engines = [ReplayedEngine(), ReplayedEngine()]
+    swapped = {ADDRESS: running.address, "http://127.0.0.1:8000": engines[0].url}
+    arguments = [swapped.get(part, part.replace("http://127.0.0.1:8001", engines[1].url)) for part in collect[3:]]
+    collector = subprocess.Popen(
+        [sys.executable, "-m", "moorage.cli.main", *collect[1:3], *arguments],
+        env=environment({}), stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        eventually(lambda: len(_instances(running)) == 2)
+        names = {instance.snapshot.instance_id for instance in _instances(running)}
+        assert names == {engines[0].url.removeprefix("http://"), "gpu2"}
+    finally:
+        collector.kill()
+        collector.wait()
+        running.end()
+        for engine in engines:
+            engine.leave()
+
+
+def _instances(server: Server) -> list[ipb.Instance]:
+    # There is no pool before the first snapshot.
+    with contextlib.suppress(grpc.RpcError):
+        return list(server.api.inspector.ListInstances(ipb.ListInstancesRequest(), timeout=PATIENCE_S).instances)
+    return []
+
+
+def test_the_python_block(server: Server) -> None:
+    program, call = BLOCKS["python"].replace(ADDRESS, server.address).split("asyncio.run(")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{program}{ENGINE_CALLS}asyncio.run({call}"],
+        env=environment({}), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    pool = server.api.inspector.GetPool(ipb.GetPoolRequest(), timeout=PATIENCE_S)
+    assert dict(pool.completed_by_class) == {"agentic": 8}
+    assert (pool.active_sessions, pool.held_sessions) == (0, 0)
+
+
+def test_the_grpcurl_block(server: Server) -> None:
+    """Does what grpcurl does: learns the types by reflection, and parses the JSON into them."""
+    block = BLOCKS["grpcurl"].replace("\\\n", " ")
+    calls = re.findall(r"grpcurl -plaintext -d '(.*?)'\s+(\S+)\s+([\w.]+)/(\w+)", block, re.DOTALL)
+    assert [method for *_, method in calls] == ["Admit", "Place", "Release"]
+    assert len(calls) == block.count("grpcurl ")
+    types = descriptor_pool.DescriptorPool(ProtoReflectionDescriptorDatabase(server.api.channel))
+    answers: list[Any] = []
+    for body, address, service, method in calls:
+        assert address == ADDRESS
+        known = types.FindServiceByName(service).methods_by_name[method]
+        request = message_factory.GetMessageClass(known.input_type)()
+        json_format.Parse(body.replace("TOKEN", answers[0].lease.token if answers else ""), request)
+        invoke: Any = server.api.channel.unary_unary(
+            f"/{service}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=message_factory.GetMessageClass(known.output_type).FromString,
+        )
+        answers.append(invoke(request, timeout=60))
+    admitted, placed, released = answers
+    assert admitted.decision == placed.decision == 1
+    assert placed.placement.instance_id == admitted.placement.instance_id
+    assert released.released
+
+
+def test_the_command_line_block(server: Server) -> None:
+    output = _bash(BLOCKS["cli"], server)
+    assert "session/demo admitted instance=engine-" in output
+    assert "session/demo evicted" in output
+    assert "Thrashing?" in output
+
+
+def test_the_observe_block(server: Server) -> None:
+    output = _bash(BLOCKS["observe"], server)
+    assert output.count("configured: mode") == 2
+    assert server.api.inspector.GetPool(ipb.GetPoolRequest(), timeout=PATIENCE_S).config.mode == 1
+
+
+def test_the_configuration_block(tmp_path: Path) -> None:
+    file = tmp_path / "moorage.yaml"
+    file.write_text(BLOCKS["yaml"])
+    settings = load_settings(str(file), {}, {})
+    assert settings.redis_url == "redis://redis.internal:6379/0"
+    assert settings.pool_configs()["default"].class_in_force("math") == "rlvr"
+
+
+def test_variables_and_links_exist() -> None:
+    variables = set(re.findall(r"`(MOORAGE_[A-Z_]+)`", README))
+    known = {*environment_variables(), "MOORAGE_SERVER", "MOORAGE_POOL", "MOORAGE_POOLS"}
+    assert variables
+    assert variables <= known
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -1,0 +1,48 @@
+"""Fixtures of the tests that run `moorage` as processes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RedisServer
+from tests.integration.processes import Server, eventually
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts servers, with flags and MOORAGE_* variables; afterwards none may have logged a traceback."""
+    servers: list[Server] = []
+
+    def run(*flags: str, **env: str) -> Server:
+        server = Server.start(tmp_path / f"serve-{len(servers)}.log", *flags, **env)
+        servers.append(server)
+        return server
+
+    yield run
+    for server in servers:
+        server.end()
+    for server in servers:
+        assert "Traceback" not in server.log()
+
+
+@pytest.fixture(scope="module")
+def shared_server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server on a real Redis for all tests of a file, which take a pool each."""
+    env = {"MOORAGE_REDIS_URL": redis_server.url, "MOORAGE_REDIS_KEY_PREFIX": f"i{uuid.uuid4().hex}"}
+    server = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", **env)
+    eventually(server.api.ready)
+    yield server
+    server.end()
+    assert "Traceback" not in server.log()
+
+
+@pytest.fixture
+def pool() -> str:
+    """Name of a pool that nobody else uses."""
+    return f"pool-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,330 @@
+"""Random sequences of everything that can happen to the ledger, through two servers, audited after every step.
+
+The clock is stopped and moved by hand, so that leases end, instances fall silent and outages happen within milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+from fakeredis import FakeServer
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from moorage_server.core.config import PoolConfig
+from moorage_server.errors import InvalidField, LeaseStale, SessionUnknown, WrongState
+from moorage_server.runtime.mirror import Mirror
+from moorage_server.store.base import Homeless, HomeWaits, InstanceUpdate, OnHold, Placed, Refused, Request
+from tests.conftest import make_backend, settable_clock
+from tests.contract.steps import GONE_MS, NOON, Steps, request
+from tests.ledger_audit import audit
+
+T = TypeVar("T")
+
+SESSIONS = [f"s{n}" for n in range(6)]
+INSTANCES = ["0|i", "1|i", "0|{j} :"]
+CLASSES = ["a", "b:c"]
+STATES = ["SERVING", "SERVING", "SERVING", "DRAINING", "PAUSED", "SLEEPING", "STOPPED"]
+OUTCOMES = ["COMPLETED", "ABORTED", "FAILED", "PAUSED"]
+
+session_ids = st.sampled_from(SESSIONS)
+instance_keys = st.sampled_from(INSTANCES)
+which_server = st.sampled_from([0, 1])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """The model knows tokens, incarnations and how often each class was admitted; the audit knows the rest."""
+
+    store: FakeServer | str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.patch = pytest.MonkeyPatch()
+        self.backend = make_backend(self.store)
+        settable_clock(self.patch, self.backend.prefix)
+        self.servers = [Steps(self.backend, self.backend.open()) for _ in range(2)]
+        self.tokens: dict[str, str] = {}
+        self.old_tokens: dict[str, str] = {}
+        self.requests: dict[str, tuple[Request, tuple[Any, ...]]] = {}
+        self.incarnations = dict.fromkeys(INSTANCES, 0)
+        self.sequence = 0
+        self.admissions: Counter[str] = Counter()
+        self.mirror = Mirror()
+        self.run(self.backend.clock.set(NOON))
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def whole() -> T:
+            return await work
+
+        return self.loop.run_until_complete(whole())
+
+    def teardown(self) -> None:
+        self.run(self.backend.close())
+        self.patch.undo()
+        self.loop.close()
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert self.run(audit(self.backend.client, self.backend.prefix, self.servers[0].pool)) == []
+
+    def field(self, sid: str, name: str) -> str | None:
+        """A field of a session's record as it is kept, the token included."""
+        key = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:s:{sid}"
+        value = self.run(self.backend.client.hget(key, name))  # type: ignore[arg-type]
+        return None if value is None else value.decode()  # type: ignore[union-attr]
+
+    def counter(self, key: str, name: str) -> int:
+        """A counter as it is kept."""
+        full = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:{key}"
+        return int(self.run(self.backend.client.hget(full, name)) or 0)  # type: ignore[arg-type]
+
+    # Engines
+
+    @rule(server=which_server, instance=instance_keys, restart=st.booleans(), state=st.sampled_from(STATES))
+    def snapshot(self, server: int, instance: str, restart: bool, state: str) -> None:
+        self.sequence += 1
+        self.incarnations[instance] += restart or not self.incarnations[instance]
+        steps = self.servers[server]
+        inc = str(self.incarnations[instance])
+        assert self.run(steps.snapshot(instance, inc, state, sequence=self.sequence)) in ("NEW", "OK")
+
+    @rule(server=which_server, instance=instance_keys, back=st.integers(1, 3))
+    def old_snapshot(self, server: int, instance: str, back: int) -> None:
+        inc = self.incarnations[instance] - back
+        if inc > 0 and self.counter(f"i:{instance}", "seq"):
+            answer = self.run(self.servers[server].snapshot(instance, str(inc), sequence=self.sequence + 99))
+            assert answer == "OLD_INCARNATION"
+
+    @rule(server=which_server, instance=instance_keys, mark=st.sampled_from(["cordon", "drain", "open"]))
+    def mark(self, server: int, instance: str, mark: str) -> None:
+        self.run(self.servers[server].store.mark(self.servers[server].pool, instance, mark))
+
+    # Callers
+
+    @rule(
+        server=which_server,
+        sid=session_ids,
+        workload_class=st.sampled_from(CLASSES),
+        group=st.sampled_from(["", "", "g"]),
+        on=st.lists(instance_keys, max_size=3, unique=True),
+        cap=st.integers(1, 3),
+        tokens=st.integers(1, 400),
+        repeat=st.booleans(),
+    )
+    def admit(
+        self,
+        server: int,
+        sid: str,
+        workload_class: str,
+        group: str,
+        on: list[str],
+        cap: int,
+        tokens: int,
+        repeat: bool,
+    ) -> None:
+        steps = self.servers[server]
+        body = (workload_class, group, tokens)
+        rid = request(repr(body))
+        if repeat and sid in self.requests and self.requests[sid][1] == body:
+            rid = self.requests[sid][0]
+        self.requests[sid] = (rid, body)
+        before, token = self.field(sid, "st"), self.field(sid, "token")
+        homeless = self.field(sid, "homeless") == "1"
+        held_class = self.field(sid, "class") if before == "held" else workload_class
+        answer = self.run(self._admit(steps, sid, workload_class, group, on, cap, tokens, rid))
+        assert not isinstance(answer, Refused)
+        if isinstance(answer, OnHold):
+            assert before != "live"
+            assert self.field(sid, "st") == "held"
+            return
+        if before == "live" and answer.fresh:
+            assert answer.token in (self.old_tokens.get(sid), token), "a replay, or nothing"
+            return
+        if not answer.fresh:
+            assert answer.token == token, "admit again keeps the token"
+        elif self.field(sid, "token") == answer.token:
+            assert self.field(sid, "st") in ("live", "held", "paused")
+            if self.field(sid, "st") == "live" and answer.token != token:
+                assert self.counter(f"i:{answer.instance}", "ses") <= cap
+                assert answer.moved == homeless
+                if not homeless:
+                    self.admissions[str(held_class)] += 1
+                self.remember(sid, answer.token)
+                self.place_now(steps, sid)
+
+    async def _admit(self, steps: Steps, sid: str, *rest: Any) -> Placed | OnHold | Refused:
+        workload_class, group, on, cap, tokens, rid = rest
+        shared = tokens // 32 if group else 0
+        asked = {
+            "rid": rid,
+            "tokens": tokens,
+            "group": group,
+            "shared": shared,
+            "workload_class": workload_class,
+            "cap": cap,
+            "ticket": rid.request_id,
+        }
+        usable = [i for i in on if self.incarnations[i]]
+        # All candidates of one call carry one incarnation here: the first one's.
+        inc = str(self.incarnations[usable[0]]) if usable else "1"
+        found = await steps.admit(sid, *(i for i in usable if str(self.incarnations[i]) == inc), inc=inc, **asked)
+        assert isinstance(found, Placed | OnHold | Refused)
+        return found
+
+    def remember(self, sid: str, token: str) -> None:
+        """A token that is in force from now on."""
+        if sid in self.tokens and self.tokens[sid] != token:
+            self.old_tokens[sid] = self.tokens[sid]
+        self.tokens[sid] = token
+
+    def place_now(self, steps: Steps, sid: str) -> None:
+        """After PLACE on an unchanged pool, Place succeeds."""
+        answer = self.run(steps.place(sid, self.tokens[sid]))
+        assert isinstance(answer, Placed)
+        assert (answer.token, answer.moved) == (self.tokens[sid], False)
+
+    @rule(server=which_server, sid=session_ids, prompt=st.one_of(st.none(), st.integers(1, 600)))
+    def place(self, server: int, sid: str, prompt: int | None) -> None:
+        if sid not in self.tokens:
+            return
+        state, home, token = self.field(sid, "st"), self.field(sid, "inst"), self.field(sid, "token")
+        serves = silent = False
+        if state == "live":
+            row = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:i:{home}"
+            found = self.run(self.backend.client.hmget(row, "state", "drain", "seen"))  # type: ignore[arg-type]
+            serves = found[0] == b"SERVING" and found[1] is None
+            silent = self.backend.clock.now_ms - int(found[2]) >= GONE_MS
+        try:
+            answer = self.run(self.servers[server].place(sid, self.tokens[sid], prompt=prompt))
+        except (SessionUnknown, WrongState):
+            assert state in (None, "paused", "held")
+        except LeaseStale:
+            assert token != self.tokens[sid]
+        else:
+            assert token == self.tokens[sid]
+            if serves and not silent:
+                assert isinstance(answer, Placed), "a continuation is never refused while its home lives"
+            assert isinstance(answer, Placed | Homeless | HomeWaits)
+
+    @rule(server=which_server, sid=session_ids, outcome=st.sampled_from(OUTCOMES), token=st.sampled_from("cco-"))
+    def release(self, server: int, sid: str, outcome: str, token: str) -> None:
+        chosen = {"c": self.tokens.get(sid, ""), "o": self.old_tokens.get(sid, "0.x"), "-": ""}[token]
+        state, in_force = self.field(sid, "st"), self.field(sid, "token")
+        waits = state == "held" and self.field(sid, "homeless") != "1"
+        try:
+            answer = self.run(self.servers[server].release(sid, chosen, outcome))
+        except InvalidField:
+            assert not chosen
+            assert not waits
+        except LeaseStale:
+            assert chosen != in_force
+        else:
+            assert answer.over == (state in (None, "paused"))
+            assert self.field(sid, "st") in (None, "paused")
+
+    @rule(server=which_server, sid=session_ids)
+    def withdraw(self, server: int, sid: str) -> None:
+        if sid in self.requests:
+            rid = self.requests[sid][0]
+            steps = self.servers[server]
+            ticket = self.field(sid, "ticket")
+            taken_back = self.run(steps.store.withdraw(steps.pool, rid, sid, rid.request_id))
+            if taken_back:
+                assert ticket == rid.request_id
+                assert self.field(sid, "st") is None
+                self.requests.pop(sid)
+
+    @rule(
+        server=which_server,
+        sid=session_ids,
+        turn=st.integers(0, 5),
+        context=st.integers(1, 900),
+        cached=st.integers(0, 900),
+        phase=st.sampled_from(["RUNNING", "TOOL_WAIT"]),
+    )
+    def progress(self, server: int, sid: str, turn: int, context: int, cached: int, phase: str) -> None:
+        if sid in self.tokens:
+            alive = self.field(sid, "st") == "live" or self.field(sid, "homeless") == "1"
+            in_force = self.field(sid, "token") == self.tokens[sid]
+            renewed = self.run(
+                self.servers[server].progress(
+                    sid, self.tokens[sid], turn=turn, context_tokens=context, cached_tokens=cached, phase=phase
+                )
+            )
+            assert renewed.status == ("UNKNOWN" if not alive else "OK" if in_force else "STALE")
+
+    @rule(server=which_server, waiting=st.lists(session_ids, max_size=4, unique=True))
+    def keep(self, server: int, waiting: list[str]) -> None:
+        steps = self.servers[server]
+        states = self.run(steps.store.keep(steps.pool, waiting, 15_000, 30_000))
+        assert states == [self.field(sid, "st") or "" for sid in waiting]
+
+    # Controllers and time
+
+    @rule(ms=st.sampled_from([1, 999, 4_000, 20_000]))
+    def time_passes(self, ms: int) -> None:
+        self.run(self.servers[0].pass_time(ms))
+
+    @rule(ms=st.sampled_from([60_000, -60_000, 3_600_000]))
+    def clock_jumps(self, ms: int) -> None:
+        self.run(self.servers[0].tick())
+        self.run(self.backend.clock.advance(ms))
+        assert self.run(self.servers[0].expire()) == 0 or ms < 0
+
+    @rule(server=which_server, per_second=st.integers(1, 20))
+    def expire(self, server: int, per_second: int) -> None:
+        assert self.run(self.servers[server].expire(per_second, 100)) <= per_second
+
+    @rule(server=which_server, instance=instance_keys)
+    def gone(self, server: int, instance: str) -> None:
+        if self.run(self.servers[server].gone(instance)) == "FORGOTTEN":
+            # The past is forgotten too: an old incarnation would be a new one. Engines do not use names again.
+            self.incarnations[instance] += 1
+
+    @rule(server=which_server)
+    def look(self, server: int) -> None:
+        """The holder's mirror has the sessions that live, and who publishes does not disturb who admits."""
+        steps = self.servers[server]
+        self.run(steps.tick())
+        view = self.run(steps.store.view(steps.pool, PoolConfig()))
+        changes = self.run(steps.store.changes(steps.pool, "me", self.mirror.revision, 1_000))
+        assert changes is not None
+        self.mirror.apply(changes.rows)
+        self.mirror.revision = changes.revision
+        live = {sid for sid in SESSIONS if self.field(sid, "st") == "live"}
+        assert set(self.mirror.rows) == live
+        assert all(h.tokens >= 0 for h in self.mirror.rows.values())
+        updates = [InstanceUpdate(key, i.incarnation, i.added, (1, 2), {}) for key, i in view.instances.items()]
+        self.run(steps.store.publish(steps.pool, "me", "", "", True, updates))
+
+    @rule()
+    def scripts_are_flushed(self) -> None:
+        self.run(self.backend.client.script_flush())
+
+    @invariant()
+    def admissions_are_counted_once(self) -> None:
+        for name in CLASSES:
+            assert self.counter("classes", f"adm:{name}") == self.admissions[name]
+
+
+@pytest.mark.parametrize("kind", ["fakeredis", "redis"])
+def test_whatever_happens_the_books_balance(kind: str, request: pytest.FixtureRequest) -> None:
+    class Machine(LedgerMachine):
+        store = request.getfixturevalue("redis_server").url if kind == "redis" else FakeServer()
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
