@@ -44,8 +44,9 @@ def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
         row.get("ask", ""),
         group_id=row.get("group", ""),
         policy_version=int(row["pv"]) if row.get("pv") else None,
-        homeless=row.get("homeless") == "1",
     )
+    if row.get("homeless") == "1":
+        ask = ask.moved(int(row["ctx"]))
     verdict = admission.decide(view, ask)
     if verdict.candidates:
         hold.detail = f"there is room on {verdict.candidates[0].instance} now: enters at its next try"

@@ -236,10 +236,7 @@ def plan(pool: Pool, *, most: int = 256) -> Iterator[Verdict]:
         if not head.ask.homeless and any(queue.passed_enough(pool, other) for other in blocked):
             return
         never = refusal(pool, head.ask)
-        if never is not None:
-            verdict = _never(head.ask, *never)
-        else:
-            verdict = try_place(pool, head.ask)
+        verdict = _never(head.ask, *never) if never is not None else try_place(pool, head.ask)
         yield verdict
         if verdict.candidates or never is not None:
             queues[name].heads.pop(0)

@@ -17,7 +17,7 @@ from moorage_server.core import estimates, forecast, placement, pressure, quotas
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.pressure import Brake, Sample
-from moorage_server.core.view import Class, Instance, Pool, Published
+from moorage_server.core.view import Class, Ended, Instance, Pool, Published
 
 #: Time constant of the allocation rate, seconds.
 _RATE_S = 8.0
@@ -38,16 +38,6 @@ class Row:
     ceiling: float = math.inf
     #: Final context that it declared; NaN where it did not.
     declared: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A session that is over. ``final_tokens`` None where nobody said."""
-
-    workload_class: str
-    outcome: str
-    start_tokens: float
-    final_tokens: float | None
 
 
 @dataclass(slots=True)
@@ -91,7 +81,7 @@ class Ruling:
     class_caps: Mapping[str, int]
     brake: float
     pressure: float
-    backlog_blocks: int
+    drained_blocks: int
     signals: tuple[tuple[str, float | None, float | None, str], ...]
 
 
@@ -175,16 +165,13 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
         state.exposures.setdefault(name, Exposure()).grown_tokens += tokens
     for name, tokens in happened.declared:
         estimates.declare(state.exposures.setdefault(name, Exposure()), tokens)
-    for end in happened.ended:
-        exposure = state.exposures.setdefault(end.workload_class, Exposure())
-        completed = end.outcome in ("COMPLETED", "FAILED")
-        if completed:
-            exposure.completions += 1.0
-        if end.final_tokens is not None:
-            exposure.survival.add_end(end.start_tokens, end.final_tokens, completed=end.outcome == "COMPLETED")
     alive = pool.alive()
     block_size = float(np.mean([i.block_size for i in alive])) if alive else estimates.UNKNOWN_BLOCK
     contexts = [i.max_context for i in alive if i.max_context is not None]
+    max_context = max(contexts, default=None)
+    for end in happened.ended:
+        config = pool.config.classes.get(end.workload_class, ClassConfig())
+        estimates.conclude(state.exposures.setdefault(end.workload_class, Exposure()), end, config, max_context)
     published = {}
     for name, exposure in state.exposures.items():
         mine = [r for r in rows if r.workload_class == name]
@@ -194,7 +181,7 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
             starts=np.array([r.start_tokens for r in mine]),
             contexts=np.array([r.tokens for r in mine]),
             block_size=block_size,
-            max_context=max(contexts, default=None),
+            max_context=max_context,
         )
     return published
 
@@ -259,7 +246,7 @@ def _rule(
         },
         brake=brake.factor,
         pressure=brake.pressure,
-        backlog_blocks=max(0, instance.backlog_blocks - drained),
+        drained_blocks=drained,
         signals=_signals(watched, instance, pool.now_ms, gap_s),
     )
     return ruling, {name: quota.blocks for name, quota in table.items()}

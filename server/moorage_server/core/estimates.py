@@ -15,7 +15,7 @@ import numpy as np
 
 from moorage_server.core import forecast, survival
 from moorage_server.core.config import ClassConfig
-from moorage_server.core.view import Class, Pool, Published
+from moorage_server.core.view import Class, Ended, Pool, Published
 
 #: Pseudo-sessions of the prior.
 PRIOR_SESSIONS = 4.0
@@ -94,6 +94,22 @@ def declare(exposure: Exposure, tokens: float) -> None:
     """One session asked and declared its final context."""
     exposure.declared += 1.0
     exposure.declared_tokens += (tokens - exposure.declared_tokens) / min(exposure.declared, 64.0)
+
+
+def conclude(exposure: Exposure, end: Ended, config: ClassConfig, max_context: int | None) -> None:
+    """One session is over. A natural end counts as a completion; others are censored.
+
+    Where nobody said how far a completed session got, it is taken to have got as far as it declared, else as far as the
+    prior says: unknown growth is not none.
+    """
+    if end.outcome in ("COMPLETED", "FAILED"):
+        exposure.completions += 1.0
+    final, completed = end.final_tokens, end.outcome == "COMPLETED"
+    if final is None and completed:
+        final = prior_tokens(exposure, config, max_context) if math.isnan(end.declared) else end.declared
+        exposure.grown_tokens += max(0.0, final - end.start_tokens)
+    if final is not None:
+        exposure.survival.add_end(end.start_tokens, final, completed=completed)
 
 
 def prior_tokens(exposure: Exposure, config: ClassConfig, max_context: int | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,13 @@ class Ask:
             return expected if self.max_context_tokens is None else min(expected, self.max_context_tokens)
         return self.max_context_tokens
 
+    def moved(self, tokens: int) -> Ask:
+        """What the session asks for once its home is lost: its whole context, ``tokens``, is its prompt now."""
+        rest = None
+        if self.prompt_tokens is not None and self.expected_output_tokens is not None:
+            rest = max(0, self.prompt_tokens + self.expected_output_tokens - tokens)
+        return replace(self, prompt_tokens=tokens, expected_output_tokens=rest, homeless=True)
+
     def encode(self) -> str:
         """The numbers, for the ledger: 'prompt,output,context,turns' with nothing for what is unknown."""
         numbers = (self.prompt_tokens, self.expected_output_tokens, self.max_context_tokens, self.expected_turns)
@@ -55,12 +63,11 @@ class Ask:
         *,
         group_id: str = "",
         policy_version: int | None = None,
-        homeless: bool = False,
     ) -> Ask:
         """The reverse of :meth:`encode`."""
         parts = [int(p) if p else None for p in text.split(",")] if text else []
         prompt, output, context, turns = (parts + [None] * 4)[:4]
-        return cls(session_id, workload_class, group_id, policy_version, prompt, output, context, turns, homeless)
+        return cls(session_id, workload_class, group_id, policy_version, prompt, output, context, turns)
 
 
 @dataclass(slots=True)
@@ -161,6 +168,17 @@ class Class:
     gaps: int = 0
     expected_hit_tokens: int = 0
     found_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A session that is over. ``final_tokens`` None where nobody said, ``declared`` NaN likewise."""
+
+    workload_class: str
+    outcome: str
+    start_tokens: float
+    final_tokens: float | None
+    declared: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ class Epochs:
                 "caps": json.dumps(dict(ruling.class_caps)),
                 "brake": f"{ruling.brake:.4f}",
                 "pressure": f"{ruling.pressure:.4f}",
-                "backlog": str(ruling.backlog_blocks),
+                "drained": str(ruling.drained_blocks),
                 "signals": json.dumps(ruling.signals),
             }
             if instance.total_blocks is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from moorage_server.core.controller import Ended, Happened, Row
-from moorage_server.core.view import Ask
+from moorage_server.core.controller import Happened, Row
+from moorage_server.core.view import Ask, Ended
 from moorage_server.store.base import Change
 
 
@@ -82,7 +82,11 @@ class Mirror:
         if row is None:
             ask = Ask.decode(sid, ended["class"], ended.get("ask", ""))
             start = float(ask.prompt_tokens or 0)
-            row = Row(ended["class"], "", start, start, 0, False, 0)
-        if final is not None:
+            declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
+            row = Row(ended["class"], "", start, start, 0, False, 0, declared=declared)
+        if final is not None and final > row.start_tokens:
             self._grow(row, final)
-        self._happened.ended.append(Ended(ended["class"], ended["outcome"], row.start_tokens, final))
+        else:
+            # Still the prompt that was booked: nobody said how far the session got.
+            final = None
+        self._happened.ended.append(Ended(ended["class"], ended["outcome"], row.start_tokens, final, row.declared))

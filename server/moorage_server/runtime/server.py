@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.interceptors import CallInterceptor
 from moorage_server.api.rpc_stats import RpcStats
 from moorage_server.runtime.settings import Settings
+from moorage_server.runtime.tasks import end
 
 #: Serves as long as the loop turns, whatever the store does: an outage must not restart every replica.
 LIVENESS = "liveness"
@@ -91,9 +91,7 @@ class MoorageServer:
         ``drain`` runs as the grace begins; it lets waiting calls and streams finish by themselves.
         """
         if self._readiness is not None:
-            self._readiness.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._readiness
+            await end([self._readiness])
         await self._set_ready(False)
         await asyncio.sleep(self._settings.shutdown.pre_stop_delay_s)
         ending = asyncio.create_task(self.grpc.stop(self._settings.shutdown.grace_s))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+import hiredis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -16,6 +17,15 @@ _TIMEOUT_S = 2.0
 _CONNECTIONS = 64
 #: The same inside the process, where a connection costs nothing and none may be refused.
 _EMBEDDED_CONNECTIONS = 2**16
+
+
+class PackingConnection(Connection):
+    """A connection that packs commands in C: an admission has dozens of arguments."""
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        # Commands of two words, such as SCRIPT LOAD, come as one.
+        name, *rest = args
+        return [hiredis.pack_command((*name.split(), *rest))]
 
 
 async def open_store(redis_url: str | None, *, embedded: bool, prefix: str = "moorage") -> RedisStore:
@@ -41,7 +51,8 @@ def clients(redis_url: str, timeout_s: float = _TIMEOUT_S) -> tuple[Redis, Redis
     """Clients for calls and for a subscription. Raises ValueError for a URL that is none."""
     # A client that retries would run a mutation again that the store has carried out already.
     options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": timeout_s}
+    packing = {"connection_class": PackingConnection} if redis_url.startswith("redis://") else {}
     pool = BlockingConnectionPool.from_url(
-        redis_url, max_connections=_CONNECTIONS, timeout=timeout_s, socket_timeout=timeout_s, **options
+        redis_url, **packing, max_connections=_CONNECTIONS, timeout=timeout_s, socket_timeout=timeout_s, **options
     )
     return Redis.from_pool(pool), Redis.from_url(redis_url, socket_timeout=None, health_check_interval=10, **options)

@@ -158,20 +158,12 @@ def classes(row: dict[str, Any]) -> dict[str, Class]:
 
 def held(session_id: str, name: str, row: list[Any]) -> Held:
     """A held session, from the fields that ``view.lua`` reads of it."""
-    ask, reason, since, present, homeless, group, version = row
-    return Held(
-        Ask.decode(
-            session_id,
-            name,
-            text(ask or b""),
-            group_id=text(group or b""),
-            policy_version=optional_int(version),
-            homeless=homeless == b"1",
-        ),
-        text(reason or b""),
-        int(since or 0),
-        int(present or 0),
-    )
+    ask, reason, since, present, homeless, group, version, context = row
+    policy_version = optional_int(version)
+    asked = Ask.decode(session_id, name, text(ask or b""), group_id=text(group or b""), policy_version=policy_version)
+    if homeless == b"1":
+        asked = asked.moved(int(context))
+    return Held(asked, text(reason or b""), int(since or 0), int(present or 0))
 
 
 def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:

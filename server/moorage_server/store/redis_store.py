@@ -25,6 +25,7 @@ from moorage_server.errors import (
     WrongState,
 )
 from moorage_server.store import base, keys, parse, scripts
+from moorage_server.store.batch import Batcher
 from moorage_server.store.parse import optional_int, pairs, text
 
 #: Heads of each class's queue that a view carries.
@@ -66,6 +67,7 @@ class RedisStore:
 
     def __init__(self, client: Redis, subscriber: Redis, prefix: str = "moorage") -> None:
         self._client = client
+        self._batcher = Batcher(client)
         self._subscriber = subscriber
         self._prefix = prefix
         self._shas = {name: hashlib.sha1(scripts.source(name).encode()).hexdigest() for name in scripts.names()}
@@ -91,10 +93,10 @@ class RedisStore:
         prefix, pool_key = self._names(pool)
         try:
             try:
-                return await self._client.evalsha(self._shas[name], 1, pool_key, prefix, *args)
+                return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
             except NoScriptError:
                 await self._client.script_load(scripts.source(name))
-                return await self._client.evalsha(self._shas[name], 1, pool_key, prefix, *args)
+                return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
         except (*_AWAY, OSError) as error:
             raise _unavailable(error) from error
         except exceptions.ResponseError as error:
@@ -183,15 +185,9 @@ class RedisStore:
             return base.HomeWaits(text(reply[1]))
         if kind == "HOMELESS":
             _, why, ask, name, tokens, group, version = reply
-            wanted = Ask.decode(
-                session_id,
-                text(name),
-                text(ask),
-                group_id=text(group),
-                policy_version=optional_int(version),
-                homeless=True,
-            )
-            return base.Homeless(text(why), _moved_ask(wanted, int(tokens)))
+            policy_version = optional_int(version)
+            asked = Ask.decode(session_id, text(name), text(ask), group_id=text(group), policy_version=policy_version)
+            return base.Homeless(text(why), asked.moved(int(tokens)))
         if kind == "UNKNOWN":
             raise SessionUnknown(pool, session_id) if int(reply[1]) else PoolUnknown(pool)
         if kind == "HELDSTATE":
@@ -387,24 +383,6 @@ def _placed(reply: Any, *, fresh: bool) -> base.Placed:
         bool(int(moved)),
         fresh,
         text(name[0]) if name else "",
-    )
-
-
-def _moved_ask(ask: Ask, tokens: int) -> Ask:
-    """What a session that lost its home asks for: its whole context is its prompt now."""
-    rest = None
-    if ask.prompt_tokens is not None and ask.expected_output_tokens is not None:
-        rest = max(0, ask.prompt_tokens + ask.expected_output_tokens - tokens)
-    return Ask(
-        ask.session_id,
-        ask.workload_class,
-        ask.group_id,
-        ask.policy_version,
-        tokens,
-        rest,
-        ask.max_context_tokens,
-        ask.expected_turns,
-        homeless=True,
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from moorage_server.core import admission, controller
 from moorage_server.core.config import PoolConfig
-from moorage_server.core.controller import Ended, Happened, Row, State
-from moorage_server.core.view import Ask, Class, Held, Pool, Queue
+from moorage_server.core.controller import Happened, Row, State
+from moorage_server.core.view import Ask, Class, Ended, Held, Pool, Queue
 from tests.unit.core.builders import NOW, instance
 
 _BLOCK = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from moorage_server.core import controller, forecast
 from moorage_server.core.config import MISA, MISA_T, POLICIES, SESSION, STATIC, ClassConfig
-from moorage_server.core.controller import Ended, Happened, Outcome, Ruling, State
-from moorage_server.core.view import Class, Pool
+from moorage_server.core.controller import Happened, Outcome, Ruling, State
+from moorage_server.core.survival import bin_of
+from moorage_server.core.view import Class, Ended, Pool
 from tests.unit.core.builders import NOW, config, instance, later, needs, pool, published, row
 
 
@@ -143,9 +145,8 @@ def test_counters_of_the_engine_that_start_again_are_no_allocation() -> None:
 
 def test_the_prefill_backlog_drains_at_the_measured_rate() -> None:
     state, view = State(), pool(instance(backlog_blocks=1000, prefill_rate=1600.0))
-    assert rule(view, state).backlog_blocks == 1000
-    assert rule(later(view, 4.0), state).backlog_blocks == 600
-    assert rule(later(view, 400.0), state).backlog_blocks == 0
+    assert rule(view, state).drained_blocks == 0
+    assert rule(later(view, 4.0), state).drained_blocks == 400
 
 
 def test_watched_instances_are_forgotten_with_the_instance() -> None:
@@ -162,13 +163,23 @@ def test_ends_are_counted_by_their_outcome() -> None:
     """COMPLETED and FAILED end a residency; only COMPLETED ends a context; ABORTED and PAUSED are censored."""
     state = State()
     ended = [Ended("rlvr", outcome, 64.0, 1000.0) for outcome in ("COMPLETED", "FAILED", "ABORTED", "PAUSED")]
-    happened = Happened(ended=[*ended, Ended("rlvr", "COMPLETED", 64.0, None)], grown={"rlvr": 500.0})
+    happened = Happened(ended=[*ended, Ended("rlvr", "ABORTED", 64.0, None)], grown={"rlvr": 500.0})
     controller.epoch(state, pool(instance(), known={}), [], happened)
     exposure = state.exposures["rlvr"]
-    assert exposure.completions == 3.0
+    assert exposure.completions == 2.0
     assert exposure.survival.ended.sum() == 1.0
     assert exposure.survival.at_risk.max() == 4.0
     assert exposure.grown_tokens == 500.0
+
+
+@pytest.mark.parametrize(("declared", "final"), [(900.0, 900.0), (math.nan, 2000.0)])
+def test_an_unreported_final_context_is_not_none(declared: float, final: float) -> None:
+    """It got as far as it declared, else as far as the prior says: growth that nobody reported is not zero growth."""
+    state, classes = State(), {"rlvr": ClassConfig(prior_context_tokens=2000)}
+    happened = Happened(ended=[Ended("rlvr", "COMPLETED", 100.0, None, declared)])
+    controller.epoch(state, pool(instance(), settings=config(classes=classes), known={}), [], happened)
+    assert state.exposures["rlvr"].grown_tokens == final - 100.0
+    assert state.exposures["rlvr"].survival.ended[bin_of(final)] == 1.0
 
 
 def test_declared_contexts_become_the_prior_of_the_class() -> None:
@@ -189,7 +200,7 @@ def test_a_clock_that_stands_or_jumps_back_does_no_harm() -> None:
     state, view = State(), pool(instance(backlog_blocks=100), classes={"rlvr": Class(active=1, accrued_ms=NOW)})
     for second in (0, 0, -10, 5):
         ruling = rule(later(view, second), state)
-        assert ruling.backlog_blocks <= 100
+        assert ruling.drained_blocks >= 0
         assert ruling.brake == 1.0
     assert state.exposures["rlvr"].session_s == pytest.approx(5.0)
 

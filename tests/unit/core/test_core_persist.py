@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage_server.core import controller, persist
-from moorage_server.core.controller import Ended, Happened, State, Watched
+from moorage_server.core.controller import Happened, State, Watched
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import Survival
-from moorage_server.core.view import Class
+from moorage_server.core.view import Class, Ended
 from tests.unit.core.builders import instance, later, pool, row
 
 amounts = st.floats(0.0, 1e15)

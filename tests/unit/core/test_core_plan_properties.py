@@ -116,7 +116,7 @@ def test_order_inside_a_class_is_kept(view: Pool) -> None:
 @given(view=pools())
 def test_no_class_is_passed_more_often_than_allowed(view: Pool) -> None:
     """Nobody but a lost home goes by a class that is behind by as many sessions as it may be."""
-    booked, blocked = view.copy(), set()
+    booked, blocked = view.copy(), set[str]()
     for verdict in admission.plan(view):
         if verdict.candidates:
             assert verdict.ask.homeless or not any(queue.passed_enough(booked, name) for name in blocked)

@@ -26,7 +26,7 @@ def admit_next(seen: Pool, session_id: str) -> str:
     """Books one session of the class whose turn it is; everybody keeps waiting."""
     name = order(seen)[0]
     verdict = admission.Verdict(ask(session_id, name), "", "")
-    admission.charge(seen, verdict, admission.Candidate("a", "1", 0, -1, 0, 0, 0))
+    admission.charge(seen, verdict, admission.Candidate("a", "1", cap=0, shared=0, prefill=0, expected_cached=0))
     return name
 
 

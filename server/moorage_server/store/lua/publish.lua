@@ -13,13 +13,20 @@ if ARGV[5] == '1' then call('HINCRBY', POOL, 'epochs', 1) end
 local at = 7
 for _ = 1, tonumber(ARGV[6]) do
   local key, n = P .. 'i:' .. ARGV[at], tonumber(ARGV[at + 4])
-  local row = fields(key, 'inc', 'added')
+  local row = fields(key, 'inc', 'added', 'backlog')
   if row.inc == ARGV[at + 1] then
     -- Admissions since the instance was read are not in the computed need: they stay on top of it.
     local added, read, need = numbers(row.added), numbers(ARGV[at + 2]), numbers(ARGV[at + 3])
     for i = 1, #need do need[i] = text(need[i] + math.max(0, (added[i] or 0) - (read[i] or 0))) end
     call('HSET', key, 'need', table.concat(need, ','))
-    for i = 0, n - 1 do call('HSET', key, ARGV[at + 5 + 2 * i], ARGV[at + 6 + 2 * i]) end
+    for i = 0, n - 1 do
+      local name, value = ARGV[at + 5 + 2 * i], ARGV[at + 6 + 2 * i]
+      if name == 'drained' then
+        -- What was prefilled since the last epoch; admissions in between stay in the backlog.
+        name, value = 'backlog', text(math.max(0, tonumber(row.backlog or 0) - tonumber(value)))
+      end
+      call('HSET', key, name, value)
+    end
   end
   at = at + 5 + 2 * n
 end

@@ -15,7 +15,8 @@ end
 for _, class in ipairs(call('SMEMBERS', P .. 'queues')) do
   local heads, wanted, homeless, length = {}, tonumber(ARGV[2]), HOMELESS, call('ZCARD', P .. 'q:' .. class)
   for _, sid in ipairs(call('ZRANGE', P .. 'q:' .. class, 0, SCAN - 1)) do
-    local row = call('HMGET', P .. 's:' .. sid, 'ask', 'reason', 'since', 'present', 'homeless', 'group', 'pv')
+    local row = call('HMGET', P .. 's:' .. sid, 'ask', 'reason', 'since', 'present', 'homeless', 'group', 'pv',
+      'ctx')
     if row[5] == '1' then
       heads[#heads + 1] = { sid, row }
       homeless = homeless - 1
