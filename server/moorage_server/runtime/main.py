@@ -18,6 +18,7 @@ from moorage_server.runtime.redaction import mask_url, redact_text
 from moorage_server.runtime.server import AddressInUse, MoorageServer
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.settings_sources import SettingsError, load_settings
+from moorage_server.runtime.tasks import end
 
 if TYPE_CHECKING:
     from moorage_server.runtime.control import ControlPlane
@@ -86,6 +87,8 @@ async def _run(settings: Settings) -> int:
     _log.info("stopping", grace_s=settings.shutdown.grace_s)
     await server.stop(services.drain)
     await store.close()
+    # What is left (reads that nobody waits for any more) must not keep the process.
+    await end(asyncio.all_tasks() - {asyncio.current_task()})
     _log.info("stopped")
     return EXIT_OK
 
