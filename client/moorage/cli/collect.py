@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
@@ -12,6 +13,55 @@ from moorage.cli.errors import CliError
 if TYPE_CHECKING:
     from moorage.collect.runner import CollectorSettings
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Engines(TypedDict):
+    """Which engines to read, and how often. Times in seconds."""
+
+    urls: tuple[str, ...]
+    more_urls: tuple[str, ...]
+    dns: tuple[str, ...]
+    kube_selector: str | None
+    kube_namespace: str | None
+    kube_port: int | None
+    discovery_interval: float
+    interval: float | None
+
+
+def _engine_options(port: int) -> Callable[[_Command], _Command]:
+    """The options that fill _Engines; `port` is where such an engine listens unless told otherwise."""
+    decorators = (
+        click.option(
+            "--url", "urls", multiple=True, metavar="[NAME=]URL", help="Engine to read; repeat, or add more behind."
+        ),
+        click.argument("more_urls", nargs=-1, metavar="[[NAME=]URL]..."),
+        click.option(
+            "--dns", multiple=True, metavar="NAME:PORT", help="Engines at all addresses of a DNS name; repeat."
+        ),
+        click.option(
+            "--kube-selector", metavar="LABELS", help="Engines in the ready pods with these labels (a=b,c=d)."
+        ),
+        click.option("--kube-namespace", metavar="NS", help="Namespace of the pods [default: the collector's own]."),
+        click.option("--kube-port", type=click.IntRange(1, 65535), help=f"Port of the pods [default {port}]."),
+        click.option(
+            "--discovery-interval",
+            type=options.duration,
+            default="5s",
+            help="Time between two looks for DNS addresses and pods [default 5s].",
+        ),
+        click.option(
+            "--interval", type=options.duration, help="Time between two readings [default: as the server says]."
+        ),
+    )
+
+    def decorate(command: _Command) -> _Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
 
 @click.group(cls=options.VerbGroup)
 def collect() -> None:
@@ -19,19 +69,30 @@ def collect() -> None:
 
 
 @collect.command()
-@click.option("--url", "urls", multiple=True, metavar="[NAME=]URL", help="Engine to read; repeat, or add more behind.")
-@click.argument("more_urls", nargs=-1, metavar="[[NAME=]URL]...")
-@click.option("--interval", type=options.duration, help="Time between two readings [default: as the server says].")
+@_engine_options(port=8000)
 @click.pass_obj
-def vllm(settings: options.Settings, urls: tuple[str, ...], more_urls: tuple[str, ...], interval: float | None) -> None:
-    """Read vLLM engines at their base URLs.
+def vllm(settings: options.Settings, **engines: Unpack[_Engines]) -> None:
+    """Read vLLM engines at their base URLs, or wherever they are found.
 
-    Instances are called HOST:PORT unless named with NAME=URL. --timeout bounds one reading [default: 0.8 intervals].
+    Instances are called HOST:PORT, or as their pods, unless named with NAME=URL. --timeout bounds one reading
+    [default: 0.8 intervals].
     """
-    _collect("vllm", settings, (*urls, *more_urls), interval)
+    _collect("vllm", settings, engines)
 
 
-def _collect(engine: str, settings: options.Settings, urls: tuple[str, ...], interval: float | None) -> None:
+@collect.command()
+@_engine_options(port=30000)
+@click.pass_obj
+def sglang(settings: options.Settings, **engines: Unpack[_Engines]) -> None:
+    """Read SGLang engines at their base URLs, or wherever they are found. They need --enable-metrics.
+
+    Instances are called HOST:PORT, or as their pods, unless named with NAME=URL. --timeout bounds one reading
+    [default: 0.8 intervals].
+    """
+    _collect("sglang", settings, engines)
+
+
+def _collect(engine: str, settings: options.Settings, engines: _Engines) -> None:
     """Run the collector until SIGTERM, which is a clean end, or Ctrl-C."""
     import asyncio
     import logging
@@ -49,13 +110,18 @@ def _collect(engine: str, settings: options.Settings, urls: tuple[str, ...], int
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     try:
         collector = CollectorSettings(
-            urls=urls,
+            urls=(*engines["urls"], *engines["more_urls"]),
             pool=settings.pool,
             server=settings.server,
-            interval=interval,
+            interval=engines["interval"],
             timeout=settings.timeout if "timeout" in settings.given else None,
             token=settings.token,
             engine=engine,
+            dns=engines["dns"],
+            kube_selector=engines["kube_selector"],
+            kube_namespace=engines["kube_namespace"],
+            kube_port=engines["kube_port"],
+            discovery_interval=engines["discovery_interval"],
         )
         asyncio.run(_until_terminated(collector))
     except ValueError as error:

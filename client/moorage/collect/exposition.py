@@ -8,6 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 Labels = Mapping[str, str]
 
+# Whole numbers that a protobuf int64, and the server, can take.
+MAX_WHOLE = 2**63 - 1
+
 
 class NotMetrics(ValueError):
     """The text is not a page of metrics."""
@@ -38,6 +41,10 @@ class Page:
         """All values that `label` takes among the series called `name`."""
         return {labels[label] for labels, _ in self._samples.get(name, ()) if label in labels}
 
+    def samples(self, name: str, **labels: str) -> list[tuple[Labels, float]]:
+        """All series called `name` that have these labels, finite or not."""
+        return list(self._matching(name, labels))
+
     def _matching(self, name: str, wanted: Labels) -> Iterator[tuple[Labels, float]]:
         for labels, value in self._samples.get(name, ()):
             if wanted.items() <= labels.items():
@@ -59,3 +66,8 @@ def parse_page(text: str) -> Page:
     if not samples:
         raise NotMetrics("no series at all")
     return Page(dict(samples))
+
+
+def whole(value: float | None) -> int | None:
+    """The nearest whole number; None where there is none that an int64 holds."""
+    return round(value) if value is not None and 0 <= value <= MAX_WHOLE else None

@@ -38,13 +38,17 @@ def parse_target(text: str) -> Target:
     return Target(_checked(name or f"{host}:{port}{path}"), f"{parts.scheme}://{parts.netloc}{path}")
 
 
+def target_at(host: str, port: int, name: str = "") -> Target:
+    """The engine at an address (IPv4, IPv6 or a host name), called HOST:PORT unless named."""
+    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Target(_checked(name or netloc), f"http://{netloc}")
+
+
 def resolve_targets(urls: Sequence[str], names: Mapping[str, str] | None = None) -> list[Target]:
     """Parses all `urls`; `names` maps a URL, written as in `urls` or as an endpoint, to the name that overrides.
 
-    Raises ValueError when there is nothing to read or two engines would share a name.
+    Raises ValueError when two engines would share a name.
     """
-    if not urls:
-        raise ValueError("no engine to read: give at least one URL")
     targets: dict[str, Target] = {}
     for url in urls:
         target = parse_target(url)

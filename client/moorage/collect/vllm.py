@@ -4,15 +4,10 @@ from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from moorage.collect.speed import PrefillSpeed
 from moorage.collect.targets import Target
 from moorage.collect.vllm_page import PageReading, Rank
 from moorage.v1 import scheduler_pb2
-
-# Tokens after which a prefill speed is worth having: below, it is the latency of a single step.
-MIN_PREFILL_TOKENS = 512.0
-
-# Seconds of prefilling over which the speed is smoothed.
-PREFILL_HORIZON_SECONDS = 10.0
 
 # Counters that fall only when the engine starts anew.
 COUNTERS = (
@@ -42,29 +37,6 @@ class Boot:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillSpeed:
-    """How fast the engine prefills, from its finished requests: tokens prefilled, and the seconds that took.
-
-    A request's prefill time runs from its first step to its first token. It includes what shares those steps, so the
-    speed is what a prompt sees, and it shows only when requests finish. Idle time does not fade it.
-    """
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """None while there is too little to tell."""
-        return self.tokens / self.seconds if self.tokens >= MIN_PREFILL_TOKENS and self.seconds > 0 else None
-
-    def add(self, tokens: float, seconds: float) -> "PrefillSpeed":
-        """Adds what finished; what is older than the horizon loses weight."""
-        tokens, seconds = self.tokens + tokens, self.seconds + seconds
-        scale = min(1.0, PREFILL_HORIZON_SECONDS / seconds) if seconds > 0 else 1.0
-        return PrefillSpeed(tokens * scale, seconds * scale)
-
-
-@dataclass(frozen=True, slots=True)
 class Scrape:
     """A page in the light of the one before it."""
 
@@ -75,6 +47,8 @@ class Scrape:
     sequence: int
     # Times the ranks fell asleep with no sleep operation counted (a call that did not come over HTTP).
     silent_sleeps: int
+    # From finished requests, so it shows only when requests finish. A request's prefill time runs from its first step
+    # to its first token and includes what shares those steps: the speed is what a prompt sees.
     prefill: dict[int, PrefillSpeed]
 
     @property
@@ -90,7 +64,7 @@ def advance(previous: Scrape | None, page: PageReading, observed_ns: int) -> Scr
     boot = _boot(previous, page, observed_ns)
     sequence = observed_ns if previous is None else max(observed_ns, previous.sequence + 1)
     if previous is None or previous.boot != boot:
-        prefill = {number: _add_prefill(PrefillSpeed(), (0.0, 0.0), rank) for number, rank in page.ranks.items()}
+        prefill = {number: PrefillSpeed().since((0.0, 0.0), rank.prefill_work) for number, rank in page.ranks.items()}
         return Scrape(page, boot, observed_ns, sequence, 0, prefill)
     silent_sleeps = previous.silent_sleeps + _fell_asleep_silently(previous.page, page)
     return Scrape(page, boot, observed_ns, sequence, silent_sleeps, _prefill_since(previous, page))
@@ -185,12 +159,5 @@ def _prefill_since(previous: Scrape, page: PageReading) -> dict[int, PrefillSpee
     for number, rank in page.ranks.items():
         known = previous.page.ranks.get(number)
         before = (0.0, 0.0) if known is None else known.prefill_work
-        speeds[number] = _add_prefill(speeds.get(number, PrefillSpeed()), before, rank)
+        speeds[number] = speeds.get(number, PrefillSpeed()).since(before, rank.prefill_work)
     return speeds
-
-
-def _add_prefill(speed: PrefillSpeed, before: tuple[float, float] | None, now: Rank) -> PrefillSpeed:
-    if before is None or now.prefill_work is None:
-        return speed
-    tokens, seconds = now.prefill_work[0] - before[0], now.prefill_work[1] - before[1]
-    return speed.add(tokens, seconds) if tokens >= 0 and seconds >= 0 else speed

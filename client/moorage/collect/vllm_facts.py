@@ -1,35 +1,17 @@
-"""What vLLM tells outside its metrics: asked within a budget, and no more often than it can change."""
+"""What vLLM tells outside its metrics."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from moorage.collect.reader import EngineUnreachable, EngineUnreadable
-from moorage.collect.scraper import EndpointAbsent, Scraper
+from moorage.collect.questions import Question
+from moorage.collect.scraper import Scraper
 from moorage.collect.vllm import Facts
 
 # Weights may change without a trace in the metrics (by an endpoint of the user's own), so ask now and then.
 WEIGHTS_SECONDS = 30.0
 # The context limit stays while the engine lives.
 MODELS_SECONDS = 300.0
-# After a failure; the answer known until then stands.
-RETRY_SECONDS = 5.0
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Question(Generic[T]):
-    """One GET: the part of its answer that matters, the pause between two, and when it is due (monotonic seconds)."""
-
-    path: str
-    read: Callable[[object], T | None]
-    period: float
-    due: float = 0.0
-    absent: bool = False
-    answer: T | None = None
 
 
 class FactFinder:
@@ -46,39 +28,26 @@ class FactFinder:
 
     def forget(self) -> None:
         """Knows nothing any more, not even which endpoints exist: the engine is a new one."""
-        self._paused = _Question("/is_paused", _read_paused, 0.0)
-        self._weights = _Question("/weight_info", _read_weight_version, WEIGHTS_SECONDS)
-        self._models = _Question("/v1/models", _read_max_context, MODELS_SECONDS)
+        self._paused = Question("/is_paused", _read_paused, 0.0)
+        self._weights = Question("/weight_info", _read_weight_version, WEIGHTS_SECONDS)
+        self._models = Question("/v1/models", _read_max_context, MODELS_SECONDS)
 
     def weights_may_have_changed(self, weight_changes: int) -> None:
         """Takes the count of weight changes; when it moved, the version is unknown until asked again."""
         if weight_changes != self._weight_changes:
             self._weight_changes = weight_changes
-            self._weights.answer, self._weights.due = None, 0.0
+            self._weights.doubt()
 
     async def facts(self, budget: float) -> Facts:
         """What is known after asking what is due, all at once, for at most `budget` seconds. Never fails."""
-        await asyncio.gather(
-            self._ask(self._paused, budget), self._ask(self._weights, budget), self._ask(self._models, budget)
-        )
+        now = self._clock()
+        questions = (self._paused, self._weights, self._models)
+        await asyncio.gather(*(question.ask(self._scraper, budget, now) for question in questions))
         return Facts(self._paused.answer, self._weights.answer, self._models.answer)
 
     def absent(self) -> frozenset[str]:
         """Remarks on the endpoints that are not there."""
-        questions = (self._paused, self._weights, self._models)
-        return frozenset(f"no answer from GET {question.path}" for question in questions if question.absent)
-
-    async def _ask(self, question: _Question[T], budget: float) -> None:
-        now = self._clock()
-        if question.absent or now < question.due or budget <= 0:
-            return
-        try:
-            question.answer = question.read(await self._scraper.json(question.path, budget))
-            question.due = now + question.period
-        except EndpointAbsent:
-            question.absent, question.answer = True, None
-        except (EngineUnreachable, EngineUnreadable):
-            question.due = now + min(question.period, RETRY_SECONDS)
+        return self._paused.remarks() | self._weights.remarks() | self._models.remarks()
 
 
 def _read_paused(answer: object) -> bool | None:

@@ -6,7 +6,7 @@ Names and meanings are those of vLLM 0.32 and 0.33. Whatever the page does not s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorage.collect.exposition import Page
+from moorage.collect.exposition import Page, whole
 from moorage.collect.reader import EngineUnreadable
 
 RUNNING = "vllm:num_requests_running"
@@ -14,9 +14,6 @@ USAGE = "vllm:kv_cache_usage_perc"
 
 # `{"success":true}`: what a prefix-cache reset answers when it worked. A refused one is a byte longer.
 RESET_DONE_BYTES = 16
-
-# Whole numbers that a protobuf int64, and the server, can take.
-MAX_WHOLE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class _Series:
         return value
 
     def whole(self, name: str, **labels: str) -> int | None:
-        return _whole(self.get(name, **labels))
+        return whole(self.get(name, **labels))
 
 
 def _read_rank(series: _Series, n_ranks: int) -> Rank:
@@ -94,7 +91,7 @@ def _read_rank(series: _Series, n_ranks: int) -> Rank:
     return Rank(
         block_size=block_size,
         total_blocks=total_blocks,
-        used_blocks=_whole(usage * total_blocks) if usage is not None and total_blocks is not None else None,
+        used_blocks=whole(usage * total_blocks) if usage is not None and total_blocks is not None else None,
         running=series.whole(RUNNING),
         waiting=series.whole("vllm:num_requests_waiting"),
         waiting_capacity=series.whole("vllm:num_requests_waiting_by_reason", reason="capacity"),
@@ -115,7 +112,7 @@ def _hits(series: _Series) -> int | None:
     """
     local = series.whole("vllm:prefix_cache_hits_total")
     external = series.page.value("vllm:external_prefix_cache_hits_total", engine=series.engine)
-    return None if local is None else local + (_whole(external) or 0)
+    return None if local is None else local + (whole(external) or 0)
 
 
 def _prefill_work(series: _Series) -> tuple[float, float] | None:
@@ -135,9 +132,9 @@ def _capacity(series: _Series, n_ranks: int) -> tuple[int | None, int | None]:
     if config is None:
         series.remarks.add("missing vllm:cache_config_info")
         return None, None
-    block_size = _parse_whole(config, "effective_attention_block_size") or _parse_whole(config, "block_size")
-    pool = _parse_whole(config, "num_gpu_blocks")
-    by_pool = _parse_whole(config, "num_gpu_blocks_override") or (pool // n_ranks if pool else None)
+    block_size = _parsewhole(config, "effective_attention_block_size") or _parsewhole(config, "block_size")
+    pool = _parsewhole(config, "num_gpu_blocks")
+    by_pool = _parsewhole(config, "num_gpu_blocks_override") or (pool // n_ranks if pool else None)
     blocks = _blocks_of_tokens(config, block_size) or by_pool
     if by_pool is not None and blocks != by_pool:
         series.remarks.add(
@@ -157,7 +154,7 @@ def _blocks_of_tokens(config: Mapping[str, str], block_size: int | None) -> int 
     The engine prints int(concurrency x max_model_len), where concurrency = blocks / ceil(max_model_len / block_size).
     Undoing that is exact also where max_model_len is not a whole number of blocks.
     """
-    tokens = _parse_whole(config, "kv_cache_size_tokens")
+    tokens = _parsewhole(config, "kv_cache_size_tokens")
     if not tokens or not block_size:
         return None
     try:
@@ -203,11 +200,7 @@ def _calls(page: Page, handler: str) -> float:
     return page.value("http_requests_total", handler=handler, method="POST", status="2xx") or 0
 
 
-def _parse_whole(config: Mapping[str, str], key: str) -> int | None:
+def _parsewhole(config: Mapping[str, str], key: str) -> int | None:
     """The labels hold Python's str() of each setting: a number, or `None`."""
     text = config.get(key, "")
     return int(text) if text.isdecimal() and int(text) > 0 else None
-
-
-def _whole(value: float | None) -> int | None:
-    return round(value) if value is not None and 0 <= value <= MAX_WHOLE else None

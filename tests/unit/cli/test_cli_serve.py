@@ -123,10 +123,36 @@ def test_collect_passes_its_options_on(run: Run, collected: list[runner.Collecto
     ]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_collect_finds_engines(
+    run: Run, server: FakeServer, collected: list[runner.CollectorSettings], engine: str
+) -> None:
+    run(
+        "collect", engine, "--dns", "a.example:8000", "--dns", "b.example:8000", "--kube-selector", "app=x",
+        "--kube-namespace", "rl", "--kube-port", "9000", "--discovery-interval", "30s",
+    )  # fmt: skip
+    assert collected == [
+        runner.CollectorSettings(
+            urls=(),
+            server=server.address,
+            engine=engine,
+            dns=("a.example:8000", "b.example:8000"),
+            kube_selector="app=x",
+            kube_namespace="rl",
+            kube_port=9000,
+            discovery_interval=30.0,
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
         ([], "no engine"),
+        (["--dns", "engines.example"], "not a DNS name and port"),
+        (["--kube-selector", "app=x"], "KUBERNETES_SERVICE_HOST is not set"),
+        (["--kube-port", "8000"], "only with a label selector"),
+        (["--kube-selector", "app=x", "--kube-port", "0"], "--kube-port"),
         (["--url", "http://h:1", "--interval", "0"], "interval must be"),
         (["--url", "http://h:1", "--tls"], "plain text"),
         (["--url", "ftp://h"], "ftp://h"),

@@ -13,12 +13,18 @@ from moorage.collect.vllm_page import PageReading, read_page
 from moorage.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "vllm-0.32"
+CRAFTED = Path(__file__).parents[2] / "fixtures" / "sglang-0.5.23"
 
 
 def recording(prefix: str) -> str:
     """Text of the one recording whose name starts with `prefix`."""
     [path] = RECORDINGS.glob(f"{prefix}_*.txt")
     return path.read_text()
+
+
+def crafted(name: str) -> str:
+    """Text of a page or answer of SGLang. Not recorded: see the README next to it."""
+    return (CRAFTED / name).read_text()
 
 
 def page_of(text: str) -> PageReading:

@@ -2,23 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
+from moorage.collect.discovery import Discovery
+from moorage.collect.dns import DnsDiscovery
 from moorage.collect.heartbeat import MAX_ITEMS, ServerLine, open_channel
-from moorage.collect.runner import CollectorSettings, run
+from moorage.collect.kubernetes import ClusterAccess
+from moorage.collect.runner import CollectorSettings, discoveries_of, run
 from moorage.v1.scheduler_pb2 import InstanceSnapshot
-from tests.unit.collect.fakes import FakeScheduler, StartEngine, hang, recording
+from tests.unit.collect.fakes import FakeScheduler, StartEngine, crafted, hang, recording
 
 
 @asynccontextmanager
-async def collecting(settings: CollectorSettings) -> AsyncIterator[None]:
+async def collecting(settings: CollectorSettings, *discoveries: Discovery) -> AsyncIterator[None]:
     """Runs the collector, and stops it the polite way."""
     stop = asyncio.Event()
-    task = asyncio.create_task(run(settings, stop=stop))
+    task = asyncio.create_task(run(settings, stop=stop, discoveries=discoveries))
     try:
         yield
     finally:
@@ -60,6 +64,45 @@ async def test_a_life_with_a_restart(start_engine: StartEngine, scheduler: FakeS
         await scheduler.until(lambda: scheduler.snapshots("a")[-1].generation_tokens_total == 8)
     incarnations = list(dict.fromkeys(snapshot.incarnation for snapshot in scheduler.snapshots("a")))
     assert incarnations == ["start-1796013664.68", "start-1796013779.50"]
+
+
+async def test_sglang_ranks_are_instances(start_engine: StartEngine, scheduler: FakeScheduler) -> None:
+    engine = await start_engine({"/metrics": crafted("two_ranks.txt"), "/v1/loads": crafted("loads_two_ranks.json")})
+    settings = CollectorSettings([f"a={engine.url}"], server=scheduler.address, interval=0.1, engine="sglang")
+    async with collecting(settings):
+        await scheduler.until(lambda: len(scheduler.snapshots("a")) >= 4)
+    assert {(found.dp_rank, found.running) for found in scheduler.snapshots("a")} == {(0, 7), (1, 5)}
+
+
+async def test_engines_behind_a_name_come_and_go(
+    start_engine: StartEngine, scheduler: FakeScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "moorage.collect")
+    given = await start_engine({"/metrics": recording("lifecycle_06")})
+    found = await start_engine({"/metrics": recording("load_00")})
+    addresses: list[str] = []
+
+    async def resolve(host: str) -> Sequence[str]:
+        return addresses
+
+    name = found.url.removeprefix("http://")
+    discovery = DnsDiscovery(f"engines.example:{name.rpartition(':')[2]}", resolve)
+    settings = CollectorSettings(
+        [f"given={given.url}"], server=scheduler.address, interval=0.1, discovery_interval=0.05
+    )
+    async with collecting(settings, discovery):
+        await scheduler.more("given")
+        addresses.append("127.0.0.1")
+        await scheduler.until(lambda: len(scheduler.snapshots(name)) >= 2)
+        addresses[:] = ["127.0.0.2"]
+        await scheduler.until(lambda: "engine_left" in caplog.text)
+        seen = len(scheduler.snapshots(name))
+        await scheduler.more("given")
+        await scheduler.more("given")
+        assert len(scheduler.snapshots(name)) == seen
+    assert f"event=engine_left instance={name} endpoint={found.url}" in caplog.text
+    # Before there was an address.
+    assert "discovery_state state=fails source='dns engines.example" in caplog.text
 
 
 async def test_hanging_garbled_and_absent_engines_do_not_touch_a_healthy_one(
@@ -199,18 +242,52 @@ async def test_refusals_are_logged_when_they_change(scheduler: FakeScheduler, ca
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"engine": "other"}, {"interval": 0.0}, {"interval": float("nan")}, {"timeout": -1.0}]
+    ("wrong", "complaint"),
+    [
+        ({"engine": "other"}, "unknown engine 'other'"),
+        ({"interval": 0.0}, "interval must be a positive"),
+        ({"interval": float("nan")}, "interval must be a positive"),
+        ({"timeout": -1.0}, "timeout must be a positive"),
+        ({"discovery_interval": 0.0}, "discovery interval must be a positive"),
+        ({"kube_selector": " "}, "every pod"),
+        ({"kube_port": 8000}, "only with a label selector"),
+        ({"kube_namespace": "rl"}, "only with a label selector"),
+        ({"kube_selector": "a=b", "kube_port": 65536}, "not a port: 65536"),
+    ],
 )
-def test_settings_that_make_no_sense(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"engine|positive"):
+def test_settings_that_make_no_sense(wrong: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
         CollectorSettings(["http://h:1"], **wrong)  # type: ignore[arg-type]
+
+
+def test_settings_name_discoveries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("token", "t"), ("namespace", "rl")):
+        (tmp_path / name).write_text(text)
+    access = ClusterAccess("https://10.96.0.1:443", tmp_path)
+    monkeypatch.setattr(ClusterAccess, "from_pod", lambda environment: access)
+    settings = CollectorSettings(dns=["a.example:8000", "b.example:8000", "a.example:8000"], kube_selector="app=vllm")
+    assert [found.name for found in discoveries_of(settings)] == [
+        "dns a.example:8000",
+        "dns b.example:8000",
+        "pods app=vllm in rl",
+    ]
+    elsewhere = CollectorSettings(kube_selector="app=sglang", kube_namespace="other", engine="sglang")
+    assert [found.name for found in discoveries_of(elsewhere)] == ["pods app=sglang in other"]
 
 
 async def test_urls_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="not an http"):
         await run(CollectorSettings(["ftp://h:1"]))
     with pytest.raises(ValueError, match="no engine"):
-        await run(CollectorSettings([]))
+        await run(CollectorSettings())
+    with pytest.raises(ValueError, match="DNS name and port"):
+        await run(CollectorSettings(dns=["engines.example"]))
+
+
+async def test_a_selector_outside_of_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ValueError, match="a selector works inside a pod"):
+        await run(CollectorSettings(kube_selector="app=vllm"))
 
 
 async def test_cancelling_ends_it(start_engine: StartEngine, scheduler: FakeScheduler) -> None:

@@ -8,8 +8,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from moorage.collect.exposition import parse_page
 from moorage.collect.reader import EngineUnreadable
+from moorage.collect.speed import PrefillSpeed
 from moorage.collect.targets import Target
-from moorage.collect.vllm import Facts, PrefillSpeed, Scrape, advance, to_snapshots
+from moorage.collect.vllm import Facts, Scrape, advance, to_snapshots
 from moorage.collect.vllm_page import read_page
 from moorage.v1 import scheduler_pb2
 from moorage.v1.scheduler_pb2 import InstanceSnapshot
