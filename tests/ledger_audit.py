@@ -78,7 +78,8 @@ async def read(client: Redis, prefix: str, pool: str) -> Books:
         elif kind == "home":
             books.homes[rest] = await members(full)
         elif kind == "s":
-            books.sessions[rest] = await fields(full)
+            if row := await fields(full):
+                books.sessions[rest] = row
         elif kind == "q":
             books.queues[rest] = await scores(full)
         elif kind in ("sessions", "leases", "held"):

@@ -68,6 +68,11 @@ class Plane:
         await self._server.stop(0)
         await self.control.stop()
 
+    async def crash(self) -> None:
+        """Ends everything at once: calls break, and nothing is handed over."""
+        await self._server.stop(0)
+        await self.die()
+
     async def die(self) -> None:
         """Ends all background work at once, without a word to the store."""
         for task in self.control._tasks:

@@ -1,11 +1,12 @@
 """Random sequences of everything that can happen to the ledger, through two servers, audited after every step.
 
-The clock is stopped and moved by hand, so that leases end, instances fall silent and outages happen within milliseconds.
+The clock is stopped and moved by hand: leases end, instances fall silent and outages happen within milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -16,10 +17,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from moorage_server.core.admission import Candidate
 from moorage_server.core.config import PoolConfig
+from moorage_server.core.view import Ask
 from moorage_server.errors import InvalidField, LeaseStale, SessionUnknown, WrongState
 from moorage_server.runtime.mirror import Mirror
-from moorage_server.store.base import Homeless, HomeWaits, InstanceUpdate, OnHold, Placed, Refused, Request
+from moorage_server.store.base import (
+    Admission,
+    Homeless,
+    HomeWaits,
+    InstanceUpdate,
+    OnHold,
+    Placed,
+    Refused,
+    Request,
+)
 from tests.conftest import make_backend, settable_clock
 from tests.contract.steps import GONE_MS, NOON, Steps, request
 from tests.ledger_audit import audit
@@ -29,7 +41,7 @@ T = TypeVar("T")
 SESSIONS = [f"s{n}" for n in range(6)]
 INSTANCES = ["0|i", "1|i", "0|{j} :"]
 CLASSES = ["a", "b:c"]
-STATES = ["SERVING", "SERVING", "SERVING", "DRAINING", "PAUSED", "SLEEPING", "STOPPED"]
+STATES = [*["SERVING"] * 8, "DRAINING", "PAUSED", "SLEEPING", "STOPPED"]
 OUTCOMES = ["COMPLETED", "ABORTED", "FAILED", "PAUSED"]
 
 session_ids = st.sampled_from(SESSIONS)
@@ -51,12 +63,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.servers = [Steps(self.backend, self.backend.open()) for _ in range(2)]
         self.tokens: dict[str, str] = {}
         self.old_tokens: dict[str, str] = {}
+        self.answers: dict[str, str] = {}
         self.requests: dict[str, tuple[Request, tuple[Any, ...]]] = {}
-        self.incarnations = dict.fromkeys(INSTANCES, 0)
+        self.incarnations = dict.fromkeys(INSTANCES, 1)
+        self.over: dict[str, set[int]] = {key: set() for key in INSTANCES}
         self.sequence = 0
         self.admissions: Counter[str] = Counter()
         self.mirror = Mirror()
         self.run(self.backend.clock.set(NOON))
+        for instance in INSTANCES:
+            self.report(0, instance)
 
     def run(self, work: Awaitable[T]) -> T:
         async def whole() -> T:
@@ -86,22 +102,27 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # Engines
 
-    @rule(server=which_server, instance=instance_keys, restart=st.booleans(), state=st.sampled_from(STATES))
-    def snapshot(self, server: int, instance: str, restart: bool, state: str) -> None:
+    def report(self, server: int, instance: str, state: str = "SERVING") -> None:
         self.sequence += 1
-        self.incarnations[instance] += restart or not self.incarnations[instance]
-        steps = self.servers[server]
         inc = str(self.incarnations[instance])
-        assert self.run(steps.snapshot(instance, inc, state, sequence=self.sequence)) in ("NEW", "OK")
+        answer = self.run(self.servers[server].snapshot(instance, inc, state, sequence=self.sequence))
+        assert answer in ("NEW", "OK")
 
-    @rule(server=which_server, instance=instance_keys, back=st.integers(1, 3))
-    def old_snapshot(self, server: int, instance: str, back: int) -> None:
-        inc = self.incarnations[instance] - back
-        if inc > 0 and self.counter(f"i:{instance}", "seq"):
+    @rule(server=which_server, instance=instance_keys, state=st.sampled_from(STATES))
+    def snapshot(self, server: int, instance: str, state: str) -> None:
+        self.report(server, instance, state)
+
+    @rule(server=which_server, instance=instance_keys)
+    def restart(self, server: int, instance: str) -> None:
+        if self.counter(f"i:{instance}", "seen"):
+            self.over[instance].add(self.incarnations[instance])
+        self.incarnations[instance] += 1
+        self.report(server, instance)
+        for inc in self.over[instance]:
             answer = self.run(self.servers[server].snapshot(instance, str(inc), sequence=self.sequence + 99))
             assert answer == "OLD_INCARNATION"
 
-    @rule(server=which_server, instance=instance_keys, mark=st.sampled_from(["cordon", "drain", "open"]))
+    @rule(server=which_server, instance=instance_keys, mark=st.sampled_from(["cordon", "drain", "open", "open"]))
     def mark(self, server: int, instance: str, mark: str) -> None:
         self.run(self.servers[server].store.mark(self.servers[server].pool, instance, mark))
 
@@ -112,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
         sid=session_ids,
         workload_class=st.sampled_from(CLASSES),
         group=st.sampled_from(["", "", "g"]),
-        on=st.lists(instance_keys, max_size=3, unique=True),
+        on=st.sampled_from([[], ["0|i"], ["1|i"], INSTANCES, INSTANCES, INSTANCES[::-1]]),
         cap=st.integers(1, 3),
         tokens=st.integers(1, 400),
         repeat=st.booleans(),
@@ -131,6 +152,8 @@ class LedgerMachine(RuleBasedStateMachine):
         steps = self.servers[server]
         body = (workload_class, group, tokens)
         rid = request(repr(body))
+        # The policy proposes nobody who is silent.
+        on = [i for i in on if self.backend.clock.now_ms - self.counter(f"i:{i}", "seen") < GONE_MS]
         if repeat and sid in self.requests and self.requests[sid][1] == body:
             rid = self.requests[sid][0]
         self.requests[sid] = (rid, body)
@@ -139,43 +162,36 @@ class LedgerMachine(RuleBasedStateMachine):
         held_class = self.field(sid, "class") if before == "held" else workload_class
         answer = self.run(self._admit(steps, sid, workload_class, group, on, cap, tokens, rid))
         assert not isinstance(answer, Refused)
-        if isinstance(answer, OnHold):
+        if rid.request_id in self.answers:
+            assert isinstance(answer, Placed), "an answer that is final is replayed"
+            assert answer.token == self.answers[rid.request_id]
+        elif isinstance(answer, OnHold):
             assert before != "live"
             assert self.field(sid, "st") == "held"
-            return
-        if before == "live" and answer.fresh:
-            assert answer.token in (self.old_tokens.get(sid), token), "a replay, or nothing"
-            return
-        if not answer.fresh:
+        elif before == "live":
             assert answer.token == token, "admit again keeps the token"
-        elif self.field(sid, "token") == answer.token:
-            assert self.field(sid, "st") in ("live", "held", "paused")
-            if self.field(sid, "st") == "live" and answer.token != token:
-                assert self.counter(f"i:{answer.instance}", "ses") <= cap
-                assert answer.moved == homeless
-                if not homeless:
-                    self.admissions[str(held_class)] += 1
-                self.remember(sid, answer.token)
-                self.place_now(steps, sid)
+            self.answers[rid.request_id] = answer.token
+        else:
+            assert answer.token != token, "whoever gets in takes another token"
+            assert self.counter(f"i:{answer.instance}", "ses") <= cap
+            assert answer.moved == homeless
+            self.admissions[str(held_class)] += not homeless
+            self.answers[rid.request_id] = answer.token
+            self.remember(sid, answer.token)
+            self.place_now(steps, sid)
 
     async def _admit(self, steps: Steps, sid: str, *rest: Any) -> Placed | OnHold | Refused:
         workload_class, group, on, cap, tokens, rid = rest
         shared = tokens // 32 if group else 0
-        asked = {
-            "rid": rid,
-            "tokens": tokens,
-            "group": group,
-            "shared": shared,
-            "workload_class": workload_class,
-            "cap": cap,
-            "ticket": rid.request_id,
-        }
-        usable = [i for i in on if self.incarnations[i]]
-        # All candidates of one call carry one incarnation here: the first one's.
-        inc = str(self.incarnations[usable[0]]) if usable else "1"
-        found = await steps.admit(sid, *(i for i in usable if str(self.incarnations[i]) == inc), inc=inc, **asked)
-        assert isinstance(found, Placed | OnHold | Refused)
-        return found
+        admission = Admission(
+            ask=Ask(sid, workload_class, group, prompt_tokens=tokens),
+            tokens=tokens,
+            reason="" if on else "KV_BUDGET",
+            present_ms=1_000,
+            ticket=rid.request_id,
+            candidates=tuple(Candidate(i, str(self.incarnations[i]), cap, shared, 0, 0) for i in on),
+        )
+        return await steps.store.admit(steps.pool, rid, admission)
 
     def remember(self, sid: str, token: str) -> None:
         """A token that is in force from now on."""
@@ -238,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if taken_back:
                 assert ticket == rid.request_id
                 assert self.field(sid, "st") is None
-                self.requests.pop(sid)
+                self.answers.pop(self.requests.pop(sid)[0].request_id, None)
 
     @rule(
         server=which_server,
@@ -267,25 +283,26 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # Controllers and time
 
-    @rule(ms=st.sampled_from([1, 999, 4_000, 20_000]))
+    @rule(ms=st.sampled_from([1, 999, 4_000, 4_000, 40_000]))
     def time_passes(self, ms: int) -> None:
         self.run(self.servers[0].pass_time(ms))
 
-    @rule(ms=st.sampled_from([60_000, -60_000, 3_600_000]))
-    def clock_jumps(self, ms: int) -> None:
+    @rule(ms=st.sampled_from([60_000, -60_000, 3_600_000]), flush=st.booleans())
+    def everything_stops(self, ms: int, flush: bool) -> None:
+        """An outage, or a clock that jumps; scripts may be lost with it."""
         self.run(self.servers[0].tick())
         self.run(self.backend.clock.advance(ms))
+        if flush:
+            self.run(self.backend.client.script_flush())
         assert self.run(self.servers[0].expire()) == 0 or ms < 0
 
     @rule(server=which_server, per_second=st.integers(1, 20))
-    def expire(self, server: int, per_second: int) -> None:
+    def reap(self, server: int, per_second: int) -> None:
+        """What ran out ends, and who is silent is gone."""
         assert self.run(self.servers[server].expire(per_second, 100)) <= per_second
-
-    @rule(server=which_server, instance=instance_keys)
-    def gone(self, server: int, instance: str) -> None:
-        if self.run(self.servers[server].gone(instance)) == "FORGOTTEN":
-            # The past is forgotten too: an old incarnation would be a new one. Engines do not use names again.
-            self.incarnations[instance] += 1
+        for instance in INSTANCES:
+            if self.run(self.servers[server].gone(instance)) == "FORGOTTEN":
+                self.over[instance].clear()
 
     @rule(server=which_server)
     def look(self, server: int) -> None:
@@ -302,10 +319,6 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(h.tokens >= 0 for h in self.mirror.rows.values())
         updates = [InstanceUpdate(key, i.incarnation, i.added, (1, 2), {}) for key, i in view.instances.items()]
         self.run(steps.store.publish(steps.pool, "me", "", "", True, updates))
-
-    @rule()
-    def scripts_are_flushed(self) -> None:
-        self.run(self.backend.client.script_flush())
 
     @invariant()
     def admissions_are_counted_once(self) -> None:
@@ -328,3 +341,64 @@ def test_whatever_happens_the_books_balance(kind: str, request: pytest.FixtureRe
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )
+
+
+def _random_step(machine: LedgerMachine, rng: random.Random) -> None:
+    """One step of a long history, the common ones more often than the rare."""
+    sid, instance, server = rng.choice(SESSIONS), rng.choice(INSTANCES), rng.randrange(2)
+    kind = rng.choices(
+        ["admit", "place", "progress", "release", "time", "snapshot", "look", "keep", "withdraw", "reap", "rare"],
+        [34, 10, 8, 22, 14, 3, 4, 3, 3, 4, 2],
+    )[0]
+    if kind in ("place", "progress", "release"):
+        alive = [s for s in SESSIONS if machine.field(s, "st") == "live"]
+        sid = rng.choice(alive) if alive and rng.random() < 0.8 else sid
+    if kind == "admit":
+        on = rng.choice([[], [instance], INSTANCES, INSTANCES[::-1]])
+        name, group = rng.choice(CLASSES), rng.choice(["", "", "g", "h"])
+        machine.admit(server, sid, name, group, on, rng.randint(1, 3), rng.choice([50, 160, 400]), rng.random() < 0.3)
+    elif kind == "place":
+        machine.place(server, sid, rng.choice([None, 80, 300, 600]))
+    elif kind == "progress":
+        phase = rng.choice(["RUNNING", "TOOL_WAIT"])
+        machine.progress(server, sid, rng.randrange(6), rng.randint(1, 900), rng.randrange(900), phase)
+    elif kind == "release":
+        machine.release(server, sid, rng.choice(OUTCOMES), rng.choice("ccccco-"))
+    elif kind == "time":
+        machine.time_passes(rng.choice([1, 1_001, 4_000, 9_000, 40_000]))
+        for key in INSTANCES:
+            machine.snapshot(server, key, "SERVING")
+    elif kind == "snapshot":
+        machine.snapshot(server, instance, rng.choice(STATES))
+    elif kind == "look":
+        machine.look(server)
+    elif kind == "keep":
+        machine.keep(server, rng.sample(SESSIONS, 3))
+    elif kind == "withdraw":
+        machine.withdraw(server, sid)
+    elif kind == "reap":
+        machine.reap(server, rng.randint(1, 20))
+    elif rng.random() < 0.5:
+        machine.restart(server, instance)
+    elif rng.random() < 0.5:
+        machine.mark(server, instance, rng.choice(["cordon", "drain", "open"]))
+        machine.mark(server, rng.choice(INSTANCES), "open")
+    else:
+        machine.everything_stops(rng.choice([60_000, -60_000, 3_600_000]), rng.random() < 0.5)
+
+
+@pytest.mark.parametrize("kind", ["fakeredis", "redis"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_long_history_balances_at_every_step(kind: str, seed: int, request: pytest.FixtureRequest) -> None:
+    class Machine(LedgerMachine):
+        store = request.getfixturevalue("redis_server").url if kind == "redis" else FakeServer()
+
+    machine, rng = Machine(), random.Random(seed)
+    try:
+        for _ in range(300):
+            _random_step(machine, rng)
+            machine.books_balance()
+            machine.admissions_are_counted_once()
+        assert sum(machine.admissions.values()) > 20
+    finally:
+        machine.teardown()

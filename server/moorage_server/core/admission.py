@@ -40,7 +40,7 @@ TOO_LARGE = "TOO_LARGE"
 CLASS_REFUSED = "CLASS_REFUSED"
 
 #: Candidates handed to the ledger at most.
-_CANDIDATES = 3
+_CANDIDATES = 2
 #: No limit, in a guard.
 UNLIMITED = 2**52
 

@@ -28,7 +28,7 @@ _VIEW_S, _DIRTY_VIEW_S = 0.25, 0.02
 #: How often waiting callers look again although nothing woke them.
 _LOOK_S = 0.5
 #: A caller that waits here keeps its turn for this long without being heard of; it is heard of every third of it.
-_PRESENT_MS, _KEEP_S = 15_000, 5.0
+_PRESENT_MS, _KEEP_S = 6_000, 2.0
 #: Least and most time between two tries of a poller; added per session that waits before it.
 _RETRY_MS, _MOST_RETRY_MS, _RETRY_STEP_MS = 250, 5_000, 25
 #: A poller may be this late before others pass it.
@@ -95,12 +95,12 @@ class Desk:
 
     def wake(self) -> None:
         """The pool changed for those who wait."""
-        self.changed()
+        self._dirty = self._freed = True
         self._look.set()
 
     def changed(self) -> None:
-        """The pool changed: what was read of it may hold up nobody any more."""
-        self._dirty = self._freed = True
+        """There may be more room now: nobody is held any more because of what was read before."""
+        self._freed = True
 
     async def view(self) -> Pool:
         """The pool, a moment old at most. Shared: do not change it."""

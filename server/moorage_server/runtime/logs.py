@@ -63,6 +63,6 @@ def redact_secrets(_: Any, __: str, event_dict: EventDict) -> MutableMapping[str
 def _final_processors(settings: LogSettings, out: TextIO) -> list[Processor]:
     # Tracebacks become text before redaction: exceptions quote what they choked on.
     before: list[Processor] = [structlog.processors.format_exc_info, redact_secrets]
-    if settings.format == "json":
+    if settings.format == "json" or (settings.format == "auto" and not out.isatty()):
         return [*before, structlog.processors.JSONRenderer(ensure_ascii=False, default=str)]
     return [*before, structlog.dev.ConsoleRenderer(colors=out.isatty())]

@@ -74,8 +74,9 @@ class RedisSettings(Section):
 class LogSettings(Section):
     """What is logged, to stderr."""
 
-    format: Literal["console", "json"] = Field(
-        default="console", description="For people, or one JSON object per line."
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto",
+        description="console: for people; json: one object per line; auto: console on a terminal, else json.",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe level printed."

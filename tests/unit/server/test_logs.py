@@ -67,6 +67,12 @@ def test_context_of_a_task_is_in_its_events(out: io.StringIO) -> None:
     assert events(out)[0]["pool"] == "p"
 
 
+def test_what_no_person_reads_is_json(out: io.StringIO) -> None:
+    configure_logging(LogSettings(), out)
+    structlog.get_logger().info("epoch", pool="p")
+    assert events(out)[0]["pool"] == "p"
+
+
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_secrets_are_masked_in_fields_messages_and_tracebacks(out: io.StringIO, style: Any) -> None:
     configure_logging(LogSettings(format=style), out)

@@ -212,7 +212,7 @@ def test_unusable_addresses(listen: str) -> None:
         ("shutdown.grace_s", [0, 600], [-1, 601]),
         ("redis.key_prefix", ["x", "p" * 64], ["''", "p" * 65, "'a{b}'", "'a b'"]),
         ("log.level", ["debug", "error"], ["loud"]),
-        ("log.format", ["json", "console"], ["xml"]),
+        ("log.format", ["auto", "json", "console"], ["xml"]),
         ("log.decisions", ["all", "none"], ["some"]),
     ],
 )
