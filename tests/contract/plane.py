@@ -10,16 +10,18 @@ from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from moorage.v1 import inspector_pb2_grpc, scheduler_pb2_grpc
 from moorage.v1 import scheduler_pb2 as pb
-from moorage.v1 import scheduler_pb2_grpc
 from moorage_server.api.decision_log import DecisionLog
+from moorage_server.api.inspector import InspectorServicer
 from moorage_server.api.interceptors import CallInterceptor
 from moorage_server.api.rpc_stats import RpcStats
 from moorage_server.api.scheduler import SchedulerServicer
 from moorage_server.core.config import PoolConfig
 from moorage_server.runtime.control import ControlPlane
+from moorage_server.runtime.tasks import end
 from moorage_server.store.redis_store import RedisStore
 from tests.conftest import Backend
 from tests.ledger_audit import Books, audit, read
@@ -52,10 +54,12 @@ class Plane:
         self.control = ControlPlane(self.store, pools)
         self._server = grpc.aio.server(interceptors=[CallInterceptor(RpcStats(), DecisionLog("none"))])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.control), self._server)
+        inspector_pb2_grpc.add_InspectorServiceServicer_to_server(InspectorServicer(self.control), self._server)
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self.stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self.inspector: Any = inspector_pb2_grpc.InspectorServiceStub(self._channel)
 
     async def start(self) -> None:
         """Begins to serve."""
@@ -75,9 +79,7 @@ class Plane:
 
     async def die(self) -> None:
         """Ends all background work at once, without a word to the store."""
-        for task in self.control._tasks:
-            task.cancel()
-        await asyncio.gather(*self.control._tasks, return_exceptions=True)
+        await end(self.control._tasks)
 
     async def report(self, instance: str = "i", pool: str = POOL, **changes: Any) -> pb.InstanceAck:
         """One snapshot of an idle instance of 10,000 blocks of 16 tokens."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 import pytest
 
+from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.core.config import ClassConfig
 from tests.contract.plane import POOL, capped, eventually, new_id, refused, seconds
@@ -120,6 +122,41 @@ async def test_no_error_repeats_a_token(planes: Any) -> None:
         assert "secret-token" not in repr(refusal.trailers)
 
 
+async def test_no_read_shows_a_token(planes: Any) -> None:
+    (plane,) = await planes(config=capped(1))
+    await plane.report()
+    token = await plane.placed("s")
+    await plane.held("t")
+    shown = [
+        await plane.inspector.ListSessions(ipb.ListSessionsRequest(pool=POOL)),
+        await plane.inspector.GetSession(ipb.GetSessionRequest(pool=POOL, session_id="s")),
+        await plane.inspector.ListInstances(ipb.ListInstancesRequest(pool=POOL)),
+        await plane.inspector.GetPool(ipb.GetPoolRequest(pool=POOL)),
+    ]
+    assert [s.session_id for s in shown[0].sessions] == ["s", "t"]
+    assert shown[1].session.lease.ttl.seconds == 60
+    assert token.partition(".")[2] not in repr(shown)
+
+
+@pytest.mark.parametrize("name", ["{x}:y z", "line\nbreak", "zero\0byte", "Größe 🛶", "*?[a]\\%7B", "é" * 128])
+async def test_any_character_is_legal_in_a_name(planes: Any, name: str) -> None:
+    (plane,) = await planes()
+    await plane.report(name, pool=name, incarnation=name)
+    fields = {"pool": name, "workload_class": name, "group_id": name}
+    answer = await plane.admit(name, request_id=new_id(), **fields)
+    assert (answer.placement.instance_id, answer.placement.incarnation, answer.workload_class) == (name, name, name)
+    token = answer.lease.token
+    assert (await plane.place(name, token, pool=name)).decision == pb.DECISION_PLACE
+    seen = await plane.inspector.GetSession(ipb.GetSessionRequest(pool=name, session_id=name))
+    assert (seen.session.session_id, seen.session.workload_class, seen.session.group_id) == (name, name, name)
+    waiting = asyncio.ensure_future(plane.admit(f"{name[:-1]}2", wait=30, prompt_tokens=16 * 9_000, **fields))
+    third = asyncio.ensure_future(plane.admit(f"{name[:-1]}3", wait=30, **fields))
+    await asyncio.sleep(0.05)
+    assert (await plane.release(name, token, pool=name)).released
+    for call in (waiting, third):
+        assert (await asyncio.wait_for(call, 5)).decision == pb.DECISION_PLACE
+
+
 async def test_an_answer_is_replayed_by_every_server(planes: Any) -> None:
     one, two = await planes(2)
     await one.report()
@@ -174,7 +211,7 @@ async def test_one_bad_item_never_spoils_the_others(planes: Any) -> None:
     assert [bool(a.reason) for a in answer.instances] == [True, True, False, True]
     assert [a.known for a in answer.sessions] == [False, False, False, False, True]
     assert [a.reason for a in answer.sessions][1:3] == ["LEASE_STALE", "SESSION_UNKNOWN"]
-    assert answer.sessions[4].lease.ttl.seconds == 60
+    assert (answer.sessions[4].lease.token, answer.sessions[4].lease.ttl.seconds) == (token, 60)
     assert answer.next_interval.seconds == 1
     assert (await plane.books()).sessions["s"]["blocks"] == "20"
 

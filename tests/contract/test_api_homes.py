@@ -11,6 +11,8 @@ import pytest
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.runtime import desk, epochs
+from moorage_server.store import keys
+from moorage_server.store.parse import text
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused, seconds
 
 
@@ -185,8 +187,8 @@ async def _more(plane: Plane, before: int) -> bool:
 
 
 async def _holder(*planes: Plane) -> Plane | None:
-    owner = await planes[0].backend.client.get(f"{planes[0].backend.prefix}:1:{{{POOL}}}:tick")
-    return next((p for p in planes if owner and p.control._epochs[POOL]._owner == owner.decode()), None)
+    owner = text(await planes[0].backend.client.get(f"{keys.pool_prefix(planes[0].backend.prefix, POOL)}tick") or b"")
+    return next((p for p in planes if p.control._epochs[POOL]._owner == owner), None)
 
 
 async def _completions(plane: Plane, count: int) -> bool:

@@ -97,7 +97,7 @@ async def test_the_epochs_go_on_after_an_outage(outage: Outage) -> None:
     before = await eventually(lambda: _epochs(plane))
 
     async def more() -> bool:
-        return await _epochs(plane) > before + 2
+        return bool(await _epochs(plane) > before + 2)
 
     await eventually(more)
 

@@ -132,7 +132,7 @@ async def test_a_call_cancelled_while_it_is_carried_out_leaves_nothing(planes: A
         await go_on.wait()
         return result
 
-    plane.store.admit = slow  # type: ignore[method-assign]
+    plane.store.admit = slow
     rid = new_id()
     call = plane.admit("s", request_id=rid)
     answer = asyncio.ensure_future(call)
@@ -143,7 +143,7 @@ async def test_a_call_cancelled_while_it_is_carried_out_leaves_nothing(planes: A
     await asyncio.sleep(0.05)
     go_on.set()
     await eventually(lambda: _settled(plane))
-    plane.store.admit = admit  # type: ignore[method-assign]
+    plane.store.admit = admit
     token = (await plane.admit("s", request_id=rid)).lease.token
     assert (await plane.place("s", token)).decision == pb.DECISION_PLACE
 

@@ -52,9 +52,25 @@ async def test_a_call_is_carried_out_once_however_late_its_answer_is(own_redis_s
 async def _occupy(server: RedisServer, seconds: float) -> None:
     """Keeps a server busy: it reads what comes in the meantime afterwards."""
     client, subscriber = connect.clients(server.url, 20.0)
-    await client.execute_command("DEBUG", "SLEEP", str(seconds))
+    await cast(Any, client).execute_command("DEBUG", "SLEEP", str(seconds))
     await client.aclose()
     await subscriber.aclose()
+
+
+async def test_a_crowd_learns_of_an_outage_by_one_timeout(own_redis_server: RedisServer) -> None:
+    client, subscriber = connect.clients(own_redis_server.url, 0.5)
+    store = RedisStore(client, subscriber, "crowd")
+    steps = Steps(Backend("redis", client, lambda: client, "crowd"), store)
+    await steps.snapshot()
+    token = (await steps.placed("s")).token
+    own_redis_server.freeze()
+    started = time.monotonic()
+    calls = [steps.progress("s", token) for _ in range(500)]
+    failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(failure) for failure in failures} == {StoreUnavailable}
+    assert time.monotonic() - started < 2.0
+    own_redis_server.thaw()
+    await store.close()
 
 
 class Away:
@@ -84,9 +100,9 @@ async def away(request: pytest.FixtureRequest) -> AsyncIterator[Away]:
     elif kind == "stopped":
         server.stop()
     elif kind == "silent":
-        await client.execute_command("CLIENT", "PAUSE", "60000", "ALL")
+        await cast(Any, client).execute_command("CLIENT", "PAUSE", "60000", "ALL")
     else:
-        await cast(Any, client.execute_command("REPLICAOF", "127.0.0.1", "1"))
+        await cast(Any, client).execute_command("REPLICAOF", "127.0.0.1", "1")
     yield Away(steps, token)
     await store.close()
 

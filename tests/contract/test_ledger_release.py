@@ -213,6 +213,22 @@ async def test_a_session_that_another_call_asked_for_is_not_taken_back(steps: St
     assert set((await steps.books()).sessions) == {"s"}
 
 
+@pytest.mark.parametrize("gone", ["t1", "t2"])
+async def test_the_end_of_one_of_two_waits_leaves_the_other_its_place(steps: Steps, gone: str) -> None:
+    await steps.held("s", ticket="t1", waiting=True, present_ms=6_000)
+    await steps.held("s", ticket="t2", waiting=True, present_ms=6_000)
+    assert not await steps.store.withdraw(steps.pool, request(), "s", gone)
+    assert set((await steps.books()).state("held")) == {"s"}
+
+
+async def test_a_wait_after_one_that_is_over_is_alone(steps: Steps) -> None:
+    await steps.held("s", ticket="t1", waiting=True, present_ms=6_000)
+    await steps.held("s", ticket="t1", waiting=False)
+    await steps.held("s", ticket="t2", waiting=True, present_ms=6_000)
+    assert await steps.store.withdraw(steps.pool, request(), "s", "t2")
+    assert (await steps.books()).sessions == {}
+
+
 async def test_a_session_whose_placement_was_replayed_is_not_taken_back(steps: Steps) -> None:
     rid = request()
     await steps.placed("s", rid=rid, ticket="t1")

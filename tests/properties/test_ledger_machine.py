@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from fakeredis import FakeServer
@@ -92,13 +92,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def field(self, sid: str, name: str) -> str | None:
         """A field of a session's record as it is kept, the token included."""
         key = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:s:{sid}"
-        value = self.run(self.backend.client.hget(key, name))  # type: ignore[arg-type]
-        return None if value is None else value.decode()  # type: ignore[union-attr]
+        value = self.run(cast(Awaitable[bytes | None], self.backend.client.hget(key, name)))
+        return None if value is None else value.decode()
 
     def counter(self, key: str, name: str) -> int:
         """A counter as it is kept."""
         full = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:{key}"
-        return int(self.run(self.backend.client.hget(full, name)) or 0)  # type: ignore[arg-type]
+        return int(self.run(cast(Awaitable[bytes | None], self.backend.client.hget(full, name))) or 0)
 
     # Engines
 
@@ -213,7 +213,7 @@ class LedgerMachine(RuleBasedStateMachine):
         serves = silent = False
         if state == "live":
             row = f"{self.backend.prefix}:1:{{{self.servers[0].pool}}}:i:{home}"
-            found = self.run(self.backend.client.hmget(row, "state", "drain", "seen"))  # type: ignore[arg-type]
+            found = self.run(cast(Awaitable[list[Any]], self.backend.client.hmget(row, "state", "drain", "seen")))
             serves = found[0] == b"SERVING" and found[1] is None
             silent = self.backend.clock.now_ms - int(found[2]) >= GONE_MS
         try:

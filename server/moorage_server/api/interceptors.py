@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.errors import abort_with, internal
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
 from moorage_server.api.validation import pool_of
-from moorage_server.errors import MoorageFailure, NotSupported
+from moorage_server.errors import InvalidField, MoorageFailure, NotSupported
 
 _log = structlog.get_logger("moorage.api")
 
@@ -58,7 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return known[1]
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        decoder, encoder = handler.request_deserializer, handler.response_serializer
+        decoder, encoder = _tolerant(handler.request_deserializer), handler.response_serializer
         if handler.unary_unary is not None:
             unary = self._unary(method, handler.unary_unary)
             return grpc.unary_unary_rpc_method_handler(unary, decoder, encoder)
@@ -72,6 +73,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(request: Any, context: Context) -> Any:
             async with _Call(method, stats, request, context) as this:
+                _require_readable(request)
                 response = await behaviour(request, context)
             self._decisions.observe(method, request, response, this.milliseconds)
             return response
@@ -82,11 +84,37 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         stats = self._stats.of(method)
 
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with _Call(method, stats, request, context), aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            async with _Call(method, stats, request, context):
+                _require_readable(request)
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
 
         return call
+
+
+class _Unreadable:
+    """Stands for a request that is no message of its type."""
+
+
+def _tolerant(decoder: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """``decoder``, with an answer for bytes it can not read: gRPC's own would be UNKNOWN and a traceback."""
+
+    if decoder is None:
+        return None
+
+    def decode(data: bytes) -> Any:
+        try:
+            return decoder(data)
+        except DecodeError:
+            return _Unreadable()
+
+    return decode
+
+
+def _require_readable(request: Any) -> None:
+    if isinstance(request, _Unreadable):
+        raise InvalidField("request", "<bytes>", "a protobuf message of its type, its text UTF-8")
 
 
 class _Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from typing import Any
@@ -51,7 +52,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         response = pb.AdmitResponse(workload_class=result.workload_class)
         if isinstance(result, Placed):
             response.decision = pb.DECISION_PLACE
-            _fill_placed(response, await desk.view_with(result), result)
+            try:
+                known = await desk.view_with(result)
+            except asyncio.CancelledError:
+                desk.abandon(arrival)
+                raise
+            _fill_placed(response, known, result)
             if view.config.mode == OBSERVE and verdict.reason:
                 response.hold.CopyFrom(_would_hold(view, verdict))
         else:
@@ -117,9 +123,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if bad is None:
                 good.append(_progress(report))
         renewed = iter(await self._control.store.progress(desk.pool, good) if good else ())
+        tokens = iter([item.token for item in good])
         for ack in acks:
             if not ack.reason:
-                _fill_ack(ack, next(renewed))
+                _fill_ack(ack, next(renewed), next(tokens))
         response.sessions.extend(acks)
         config = (await desk.view()).config
         response.next_interval.CopyFrom(to_duration(config.heartbeat_interval_s))
@@ -227,11 +234,12 @@ def _fill_placed(response: pb.AdmitResponse | pb.PlaceResponse, view: Pool, plac
     lease.expire_time.CopyFrom(to_timestamp(placed.expires_ms / 1000.0))
 
 
-def _fill_ack(ack: pb.SessionAck, renewed: Renewed) -> None:
+def _fill_ack(ack: pb.SessionAck, renewed: Renewed, token: str) -> None:
     ack.known = renewed.status == "OK"
     if not ack.known:
         ack.reason = "LEASE_STALE" if renewed.status == "STALE" else "SESSION_UNKNOWN"
         return
+    ack.lease.token = token
     ack.lease.ttl.CopyFrom(to_duration(renewed.ttl_ms / 1000.0))
     ack.lease.expire_time.CopyFrom(to_timestamp(renewed.expires_ms / 1000.0))
 

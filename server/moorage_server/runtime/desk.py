@@ -208,6 +208,7 @@ class Desk:
                 label=arrival.label,
                 candidates=verdict.candidates,
                 ticket=arrival.ticket,
+                waiting=waiting,
             ),
         )
         if isinstance(result, Placed) and result.fresh:
@@ -217,6 +218,10 @@ class Desk:
         elif isinstance(result, OnHold):
             self._dirty = True
         return result
+
+    def abandon(self, arrival: Arrival) -> None:
+        """The caller went before it had its answer."""
+        self._spawn(self._withdraw(arrival))
 
     async def _withdraw(self, arrival: Arrival, first: asyncio.Future[Any] | None = None) -> None:
         """The caller is gone: what its call alone brought about is taken back, once ``first`` is through."""
@@ -287,7 +292,8 @@ class Desk:
 
     async def _serve_waiters(self) -> bool:
         """Admits those whose turn it is. True if it should look again at once, on fresh numbers."""
-        view = await self.view()
+        # What woke us may be younger than the view at hand.
+        view = await (self._read_again() if self._dirty else self.view())
         for verdict in admission.plan(view):
             waiter = self._waiters.get(verdict.ask.session_id)
             if waiter is None or not (verdict.candidates or verdict.rejected) or waiter.answer.done():

@@ -47,6 +47,7 @@ class Admission:
     candidates: tuple[Candidate, ...] = ()
     #: Names the call, so that it alone can be withdrawn.
     ticket: str = ""
+    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

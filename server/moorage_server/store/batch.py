@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 #: Calls per pipeline: the store serves nobody else in between.
 _MOST = 64
@@ -37,7 +38,11 @@ class Batcher:
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
             try:
                 answers = await self._round_trip([call for call, _ in batch])
+            except ResponseError as error:
+                answers = [error] * len(batch)
             except Exception as error:
+                # The store is away: who waits for the next round trip need not find that out by another timeout.
+                batch, self._waiting = batch + self._waiting, []
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():

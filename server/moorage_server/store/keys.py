@@ -14,7 +14,7 @@ home:<instance>    set     sessions at home there
 inc:<instance>     set     incarnations that are over
 s:<session>        hash    st (live | held | paused) class declared group gsize pv inst inc token ttl exp admitted since
                            rank phase turn endturn endctx ctx ctx_at blocks at z peak shr ask reason detail retry
-                           present homeless gap_at output ticket
+                           present homeless gap_at output ticket waits
 sessions           zset    all sessions, by name
 leases             zset    sessions by expiry of their lease (paused ones: of their memory)
 held               zset    held sessions by the end of their place in the queue

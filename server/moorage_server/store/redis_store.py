@@ -147,7 +147,8 @@ class RedisStore:
             request.request_id, request.body, ask.session_id, ask.workload_class, a.declared_class, ask.group_id,
             _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
             a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit,
-            "REJECT" if a.rejected else "", a.label, a.group_size, a.ticket, len(a.candidates),
+            "REJECT" if a.rejected else "", a.label, a.group_size, a.ticket, int(a.waiting),
+            len(a.candidates),
         ]  # fmt: skip
         for c in a.candidates:
             numbers = (c.cap, c.shared, c.prefill, c.expected_cached)

@@ -74,6 +74,7 @@ class Rig:
         self.stats = stats
         self.scheduler = scheduler
         self.inspector = inspector
+        self.channel = channel
         self.admit: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Admit
         self.place: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Place
         self.watch: Any = inspector_pb2_grpc.InspectorServiceStub(channel).WatchEvents
@@ -125,6 +126,18 @@ async def test_a_failure_arrives_as_its_status(failure: Exception, code: grpc.St
         assert caught.value.details() == str(failure)
         assert info(caught.value).reason == reason
         await until(lambda: counts(r.stats.of(ADMIT)) == {code.name: 1})
+
+
+@pytest.mark.parametrize("data", [b"\x1a\x02\xff\xfe", b"\xff\xff\xff"])
+async def test_bytes_that_are_no_request_are_the_callers_fault(data: bytes) -> None:
+    """A session_id that is no UTF-8, and garbage."""
+    async with rig() as r:
+        raw = r.channel.unary_unary(ADMIT)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw(data)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert info(caught.value).reason == "INVALID_FIELD"
+        assert r.scheduler.calls == 0
 
 
 async def test_the_pushback_trailer_arrives() -> None:

@@ -9,7 +9,8 @@
 --       18 1 = observe: commit without guards                     19 step of the class's virtual time
 --       20 credit of virtual time  21 REJECT = refuse for good, else ''  22 'UNLABELLED' | 'UNKNOWN' | ''
 --       23 group size              24 ticket of the call, for withdraw.lua
---       25 number of candidates, then for each: instance, incarnation, and three comma-separated vectors:
+--       25 1 = the caller waits inside the call
+--       26 number of candidates, then for each: instance, incarnation, and three comma-separated vectors:
 --       session cap, blocks of shared prefix, blocks of first prefill, expected cached tokens; asks; limits
 -- Returns {'PLACED', instance, incarnation, token, ttl, expires, cached, moved, class} | {'LIVE', the same}
 --       | {'HELD', reason, retry after, position, ahead, held since, detail, class}
@@ -19,7 +20,7 @@ local observe = ARGV[18] == '1'
 local key = P .. 's:' .. sid
 
 local old = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'since', 'homeless', 'reason',
-  'ctx', 'group')
+  'ctx', 'group', 'ticket', 'waits')
 local before = replayed(rid, body)
 if before then
   -- Two calls have the answer now: the end of one must not take it from the other.
@@ -51,7 +52,7 @@ if ARGV[21] == 'REJECT' and not homeless then
   return remember(rid, body, { 'REJECTED', ARGV[13], old.since or text(now), ARGV[14], class })
 end
 
-local candidates, at = tonumber(ARGV[25]), 26
+local candidates, at = tonumber(ARGV[26]), 27
 
 local reason, detail = ARGV[13], ARGV[14]
 
@@ -132,8 +133,10 @@ end
 if reason ~= old.reason or old.st ~= 'held' then
   emit('hold', sid, '', 'DECISION_HOLD', reason, 'class', class, 'detail', detail)
 end
-call('HSET', key, 'reason', reason, 'detail', detail, 'retry', ARGV[15], 'present', text(now + tonumber(ARGV[17])),
-  'ticket', ARGV[24])
+-- A session that two calls wait for belongs to neither: the end of one must not take it from the other.
+local present, shared = text(now + tonumber(ARGV[17])), old.ticket ~= ARGV[24] and tonumber(old.waits or 0) > now
+call('HSET', key, 'reason', reason, 'detail', detail, 'retry', ARGV[15], 'present', present,
+  'ticket', shared and '' or ARGV[24], 'waits', (ARGV[25] == '1' or shared) and present or 0)
 -- A homeless session is held, but leased: its lease ends it, not the patience of the queue.
 if homeless then renew(sid, tonumber(old.ttl)) else call('ZADD', P .. 'held', text(now + tonumber(ARGV[16])), sid) end
 claim(rid, body)

@@ -8,7 +8,8 @@ for i = 5, 4 + tonumber(ARGV[4]) do
   local sid = ARGV[i]
   local row = fields(P .. 's:' .. sid, 'st', 'homeless', 'ttl')
   if row.st == 'held' then
-    call('HSET', P .. 's:' .. sid, 'present', text(now + tonumber(ARGV[2])))
+    local present = text(now + tonumber(ARGV[2]))
+    call('HSET', P .. 's:' .. sid, 'present', present, 'waits', present)
     if row.homeless == '1' then
       renew(sid, tonumber(row.ttl))
     else
