@@ -14,6 +14,8 @@ BIN := .venv/bin
 INSTALLED_RUN := .venv/.run-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 INSTALLED_DEV := .venv/.dev-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 INSTALLED_GEN := .venv-gen/.gen-$(shell cksum < proto/requirements.txt | cut -d ' ' -f 1)
+pip = $(1)/python -m pip install -q --disable-pip-version-check $(2) && \
+  echo "==> installed: $$($(1)/python -m pip list --format=freeze --exclude-editable | xargs)"
 BENCHES = $(patsubst bench/%.py,bench-%,$(shell grep -l '__main__' bench/*.py))
 
 .PHONY: help
@@ -29,12 +31,16 @@ run: $(INSTALLED_RUN) ## Play the demo: control plane, emulated engines, a mixed
 test: $(INSTALLED_DEV) tools ## Run all tests, real Redis included
 	$(BIN)/python -m pytest $(ARGS)
 
-.PHONY: lint
-lint: $(INSTALLED_DEV) tools proto-check ## Check style, types, protos and Lua scripts
+.PHONY: lint lint-style lint-types lint-api lint-lua
+lint: lint-style lint-types lint-api proto-check lint-lua ## Check style, types, protos, stubs and Lua scripts
+lint-style: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+lint-types: $(INSTALLED_DEV)
 	$(BIN)/mypy
+lint-api: $(INSTALLED_DEV)
 	$(BIN)/buf lint proto
+lint-lua: $(INSTALLED_DEV) tools
 	$(BIN)/python -m pytest -q tests/contract/test_lua_scripts.py
 
 .PHONY: proto
@@ -56,31 +62,33 @@ setup: $(INSTALLED_DEV) $(INSTALLED_GEN) tools ## Install everything that the ot
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-gen .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
-# Only what someone asks for by its name: never made by a pattern's accident.
+bench-real bench-rpc: | redis
 bench-%: bench/%.py $(INSTALLED_RUN)
 	@$(BIN)/python -m bench.$* $(ARGS)
 
-.PHONY: tools
+.PHONY: tools redis
 tools:
-	@scripts/debian-packages redis-server=redis-server luacheck=lua-check
+	@.ci/debian-packages redis-server=redis-server luacheck=lua-check
+redis:
+	@.ci/debian-packages redis-server=redis-server
 
 $(INSTALLED_RUN): | .venv/bin/python
 	@echo '==> installing moorage and what it needs to serve into .venv'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[server]'
+	@$(call pip,$(BIN),-e '.[server]')
 	@touch $@
 
 $(INSTALLED_DEV): | .venv/bin/python
 	@echo '==> installing moorage and its development tools into .venv'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(call pip,$(BIN),-e '.[dev]')
 	@touch $@ $(INSTALLED_RUN)
 
 $(INSTALLED_GEN): | .venv-gen/bin/python
-	@echo '==> installing the pinned generator into .venv-gen: $(shell grep -v '^\#' proto/requirements.txt | xargs)'
-	@.venv-gen/bin/python -m pip install -q --disable-pip-version-check -r proto/requirements.txt
+	@echo '==> installing the oldest supported generator of the stubs into .venv-gen'
+	@$(call pip,.venv-gen/bin,-r proto/requirements.txt)
 	@touch $@
 
 %/bin/python:
 	@[ -n '$(PYTHON)' ] || { echo 'error: no Python 3.11 or later found; name one with PYTHON=...' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/debian-packages no-ensurepip=$(notdir $(PYTHON))-venv
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/debian-packages no-ensurepip=$(notdir $(PYTHON))-venv
 	@echo '==> creating $* with $(PYTHON)'
 	@$(PYTHON) -m venv --clear $*

@@ -8,7 +8,9 @@ until Ctrl-C, so that `moorage top`, `moorage get` and `moorage explain` have so
 import argparse
 import asyncio
 import logging
+import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -130,6 +132,7 @@ async def demo(options: argparse.Namespace) -> int:
         child = None
         server = options.server
         if server is None:
+            _require_free(options.port)
             logs = Path(tempfile.mkdtemp(prefix="moorage-demo-"))
             child = stack.enter_context(control_plane.serve(options.port, logs / "serve.log"))
             server = f"127.0.0.1:{options.port}"
@@ -155,10 +158,20 @@ async def demo(options: argparse.Namespace) -> int:
         print("\n".join(["", *report.text(summary)]), flush=True)
         if not options.once:
             print(
-                f"\nStill serving at {server}: try `moorage top`, `moorage get sessions`. Ctrl-C ends it.", flush=True
+                f"\nStill serving at {server}: try `{_command()} top`, `{_command()} get sessions`. Ctrl-C ends it.",
+                flush=True,
             )
             await heartbeats
     return 0 if summary.outcomes.get("completed") == options.sessions else 1
+
+
+def _require_free(port: int) -> None:
+    """RuntimeError where somebody listens already: the demo would set up and fill a pool that is not its own."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise RuntimeError(
+                f"something listens on 127.0.0.1:{port} already; give another --port, or --server to use it"
+            )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
@@ -176,6 +189,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"port of the control plane [{DEFAULT_PORT}]")
     parser.add_argument("--server", metavar="HOST:PORT", help="running control plane [starts one]")
     return parser.parse_args(arguments)
+
+
+def _command() -> str:
+    """The `moorage` beside this interpreter, as one types it here."""
+    beside = Path(sys.executable).with_name("moorage")
+    return os.path.relpath(beside) if beside.exists() else "moorage"
 
 
 def main() -> int:

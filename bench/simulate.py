@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Self
@@ -167,8 +167,8 @@ class Case:
     live: int = 96
     duration_s: float = 300.0
     seed: int = 1
-    workload: WorkloadConfig = WorkloadConfig()
-    pool: PoolConfig = PoolConfig()
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 def pool_config(case: Case) -> PoolConfig:

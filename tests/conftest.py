@@ -43,9 +43,9 @@ class RedisServer:
         """Returns once it answers."""
         program = shutil.which("redis-server")
         assert program is not None
-        options = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         # Tests may put a server to sleep.
-        options += ("--enable-debug-command", "local")
+        options += ["--enable-debug-command", "local"]
         self._process = subprocess.Popen([program, *options], cwd=self._folder, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:

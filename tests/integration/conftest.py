@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import RedisServer
-from tests.integration.processes import Server, eventually
-
-Start = Callable[..., Server]
+from tests.integration.processes import Server, Start, eventually
 
 
 @pytest.fixture

@@ -129,3 +129,7 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+#: Starts a server with flags and MOORAGE_* variables.
+Start = Callable[..., Server]

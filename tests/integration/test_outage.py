@@ -16,9 +16,8 @@ from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import operator_pb2 as opb
 from moorage.v1 import scheduler_pb2 as pb
 from tests.conftest import RedisServer
-from tests.integration.conftest import Start
 from tests.integration.engines import Engines
-from tests.integration.processes import PATIENCE_S, Api, Server, eventually
+from tests.integration.processes import PATIENCE_S, Api, Server, Start, eventually
 
 QUICK = {"MOORAGE_HEALTH_CHECK_INTERVAL_S": "0.05", "MOORAGE_HEALTH_CHECK_TIMEOUT_S": "0.5"}
 ONE_SESSION = "{default: {policy: static, static_cap: 1, epoch_interval_s: 0.2}}"
@@ -41,8 +40,19 @@ class Outage:
         eventually(lambda: not self.api.ready())
 
     def finish(self) -> None:
+        """Returns once calls get through: those that overlap with the end of the outage may still fail."""
         self.redis.start()
         eventually(self.api.ready)
+        eventually(self._three_calls_in_a_row)
+
+    def _three_calls_in_a_row(self) -> bool:
+        try:
+            for _ in range(3):
+                self.api.scheduler.Heartbeat(pb.HeartbeatRequest(), timeout=PATIENCE_S)
+                self.api.inspector.ListSessions(ipb.ListSessionsRequest(), timeout=PATIENCE_S)
+        except grpc.RpcError:
+            return False
+        return True
 
 
 @pytest.fixture
@@ -61,10 +71,10 @@ def _placed(answer: pb.AdmitResponse) -> pb.AdmitResponse | None:
 def test_readiness_follows_the_store_and_liveness_does_not(outage: Outage) -> None:
     assert outage.api.health("") == "SERVING"
     outage.begin()
-    assert outage.api.health("") == "NOT_SERVING"
+    eventually(lambda: outage.api.health("") == "NOT_SERVING")
     assert outage.api.health("liveness") == "SERVING"
     outage.finish()
-    assert outage.api.health("") == "SERVING"
+    eventually(lambda: outage.api.health("") == "SERVING")
 
 
 CALLS: dict[str, Callable[[Outage], object]] = {

@@ -13,9 +13,8 @@ import pytest
 from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import scheduler_pb2 as pb
 from tests.conftest import RedisServer
-from tests.integration.conftest import Start
 from tests.integration.engines import Engines
-from tests.integration.processes import eventually, moorage
+from tests.integration.processes import Start, eventually, moorage
 
 ONE_SESSION = "{default: {policy: static, static_cap: 1, epoch_interval_s: 0.2}}"
 
@@ -107,9 +106,11 @@ def test_sigterm_answers_those_who_wait_and_keeps_their_place(start: Start, redi
 
 def test_sigterm_ends_watches_with_a_last_word(start: Start) -> None:
     server = start(MOORAGE_POOLS=ONE_SESSION)
+    with Engines(server.api, "engine-0"):
+        server.api.admit("living", max_wait_s=20)
     events = server.api.inspector.WatchEvents(ipb.WatchEventsRequest(resume_token="0"))
-    assert server.api.admit("s").decision == pb.DECISION_HOLD
-    assert next(event for event in events if event.session_id == "s").kind == "hold"
+    assert server.api.admit("held").decision == pb.DECISION_HOLD
+    assert next(event for event in events if event.session_id == "held").kind == "hold"
     server.process.terminate()
     assert [event.kind for event in events][-1] == "closing"
     assert server.process.wait(20) == 0

@@ -16,11 +16,10 @@ import pytest
 from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import scheduler_pb2 as pb
 from tests.conftest import RedisServer
-from tests.integration.conftest import Start
 from tests.integration.engines import Engines
-from tests.integration.processes import PATIENCE_S, Api, Server, eventually
+from tests.integration.processes import PATIENCE_S, Api, Server, Start, eventually
 
-EPOCH_S = 0.5
+EPOCH_S = 1.0
 POOLS = f"{{default: {{policy: static, static_cap: 1, epoch_interval_s: {EPOCH_S}}}}}"
 
 
@@ -93,7 +92,7 @@ def test_a_caller_that_waits_at_one_wakes_when_the_other_releases(pair: Pair) ->
         assert answer.decision == pb.DECISION_PLACE
         assert pair.a.api.release(f"waiting-{number}", answer.lease.token).released
     # Woken, not polled: on their own, servers look only every half second.
-    assert statistics.median(lasted) < 0.1
+    assert statistics.median(lasted) < 0.15
 
 
 def test_two_that_ask_for_one_session_at_once_get_one_admission(pair: Pair) -> None:
@@ -110,7 +109,7 @@ def test_two_that_ask_for_one_session_at_once_get_one_admission(pair: Pair) -> N
 def test_epochs_run_once(pair: Pair) -> None:
     pair.holder()
     before, started = _epochs(pair.b.api), time.monotonic()
-    time.sleep(4 * EPOCH_S)
+    time.sleep(3 * EPOCH_S)
     run, most = _epochs(pair.b.api) - before, (time.monotonic() - started) / EPOCH_S + 1
     assert 2 <= run <= most
     assert (pair.a.log() + pair.b.log()).count("epoch_taken") == 1
@@ -124,7 +123,7 @@ def test_a_killed_holder_is_replaced_within_two_epochs(pair: Pair) -> None:
     holder.process.send_signal(signal.SIGKILL)
     holder.process.wait(PATIENCE_S)
     taken = eventually(lambda: _taken_at(heir))
-    assert taken - killed < 2 * EPOCH_S + 0.25
+    assert taken - killed < 2 * EPOCH_S + 0.5
     before = _epochs(heir.api)
     eventually(lambda: _epochs(heir.api) >= before + 2)
     # What the dead one admitted lives on, and the queue moves.
@@ -138,7 +137,7 @@ def test_a_holder_that_stops_in_order_hands_the_epochs_over(pair: Pair) -> None:
     heir = pair.other(holder)
     assert holder.terminate() == 0
     stopped = time.time()
-    assert eventually(lambda: _taken_at(heir)) - stopped < EPOCH_S + 0.25
+    assert eventually(lambda: _taken_at(heir)) - stopped < EPOCH_S + 0.5
 
 
 def _epochs(api: Api) -> int:

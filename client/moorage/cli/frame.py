@@ -108,7 +108,7 @@ def _thrashing(pool: GetPoolResponse, living: Sequence[Instance], classes: Itera
         facts.insert(0, f"continuations hit {rates[worst]:.2f} at worst ({cell(worst)}, healthy is {healthy:.2f})")
     facts.append(f"brake on {_names(braked)}{_brake_reason(braked[0])}" if braked else "no brake")
     if shortfall >= _THRASHING:
-        verdict = "YES: sessions evict each other's prefixes"
+        verdict = "YES: continuations miss their own cache"
     elif braked or shortfall >= _CALM:
         verdict = "NEAR: signs of it"
     elif not known:
