@@ -71,7 +71,8 @@ async def test_who_waits_gets_in_in_order_of_first_arrival(planes: Any) -> None:
         assert not any(w.done() for w in order[n + 1 :])
 
 
-async def test_pollers_and_waiters_share_one_queue(planes: Any) -> None:
+async def test_pollers_and_waiters_share_one_queue(planes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_LATE_MS", 30_000)
     (plane,) = await planes(config=capped(1))
     await plane.report()
     token = await plane.placed("s")

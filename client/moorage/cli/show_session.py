@@ -105,8 +105,12 @@ def hold_lines(hold: Hold, now: datetime) -> list[str]:
 
 def history(entries: Iterable[HistoryEntry]) -> list[str]:
     """What happened, oldest first."""
-    body = [
-        [clock_time(entry, "time"), cell(entry.kind), cell(entry.instance_id), printable(entry.reason) or NONE]
-        for entry in entries
-    ]
+    body = [[clock_time(entry, "time"), cell(entry.kind), cell(entry.instance_id), _reason(entry)] for entry in entries]
     return table(("TIME", "KIND", "INSTANCE", "REASON"), body)
+
+
+def _reason(entry: HistoryEntry) -> str:
+    # An entry that let the session in has a reason only in OBSERVE: what ENFORCE would have held it for.
+    if entry.kind in ("admit", "move") and entry.reason:
+        return f"observed: would have been held, {printable(entry.reason)}"
+    return printable(entry.reason) or NONE

@@ -100,7 +100,9 @@ local function commit(c, row)
   local ttl = homeless and old.ttl or ARGV[11]
   local expires = renew(sid, tonumber(ttl))
   touch(sid)
-  emit(homeless and 'move' or 'admit', sid, c.ikey, 'DECISION_PLACE', reason, 'class', class, 'detail', detail)
+  -- In OBSERVE the event says what ENFORCE would have held it for.
+  local why, told = observe and reason or '', observe and detail or ''
+  emit(homeless and 'move' or 'admit', sid, c.ikey, 'DECISION_PLACE', why, 'class', class, 'detail', told)
   local answer = { 'PLACED', c.ikey, row.inc, token, ttl, text(expires), c.cached, homeless and 1 or 0, class }
   return remember(rid, body, answer)
 end

@@ -15,14 +15,13 @@ end
 for _, class in ipairs(call('SMEMBERS', P .. 'queues')) do
   local heads, wanted, homeless, length = {}, tonumber(ARGV[2]), HOMELESS, call('ZCARD', P .. 'q:' .. class)
   for _, sid in ipairs(call('ZRANGE', P .. 'q:' .. class, 0, SCAN - 1)) do
-    local row = call('HMGET', P .. 's:' .. sid, 'ask', 'reason', 'since', 'present', 'homeless', 'group', 'pv',
-      'ctx')
-    if row[5] == '1' then
+    local key = P .. 's:' .. sid
+    local found = call('HMGET', key, 'present', 'homeless')
+    local lost, there = found[2] == '1', tonumber(found[1] or 0) > now
+    if lost or there then
+      local row = call('HMGET', key, 'ask', 'reason', 'since', 'present', 'homeless', 'group', 'pv', 'ctx')
       heads[#heads + 1] = { sid, row }
-      homeless = homeless - 1
-    elseif tonumber(row[4] or 0) > now then
-      heads[#heads + 1] = { sid, row }
-      wanted = wanted - 1
+      if lost then homeless = homeless - 1 else wanted = wanted - 1 end
     end
     if wanted == 0 or homeless == 0 then break end
   end
