@@ -94,6 +94,10 @@ class Screen:
                 self._draw(lines)
             await asyncio.sleep(FRAME_S if self._in_place else PLAIN_FRAME_S)
 
+    async def last(self) -> None:
+        """One more frame: how the pool ended up."""
+        self._draw(await self._frame())
+
     async def _frame(self) -> list[str]:
         pool = await self._stub.GetPool(inspector_pb2.GetPoolRequest(pool=POOL), timeout=5.0)
         instances = await self._stub.ListInstances(inspector_pb2.ListInstancesRequest(pool=POOL), timeout=5.0)
@@ -150,10 +154,12 @@ async def demo(options: argparse.Namespace) -> int:
         router = MoorageRouter(client, max_context=WORKLOAD.max_context, block_size=BLOCK_SIZE)
         bounds = PlayConfig(live=options.live, sessions=options.sessions)
         player = Player(Workload(WORKLOAD, options.seed), router, backends, bounds)
-        screen = asyncio.create_task(Screen(channel).run())
-        stack.push_async_callback(_ended, screen)
+        screen = Screen(channel)
+        drawing = asyncio.create_task(screen.run())
+        stack.push_async_callback(_ended, drawing)
         run = await player.run()
-        await _ended(screen)
+        await _ended(drawing)
+        await screen.last()
         summary = summarise(run, WARMUP_S, BLOCK_SIZE)
         print("\n".join(["", *report.text(summary)]), flush=True)
         if not options.once:

@@ -66,7 +66,7 @@ def resume_token(bad: Violations, value: str) -> None:
     """The resume_token of an event, "0" for the oldest one kept, or absent (empty)."""
     if value in ("", "0"):
         return
-    if _EVENT.fullmatch(value) is None or any(int(part) >= 2**63 for part in value.split("-")):
+    if _EVENT.fullmatch(value) is None or any(int(part) >= 2**64 for part in value.split("-")):
         bad.append(Violation.of("resume_token", value, "the resume_token of an event, or 0 for the oldest one kept"))
 
 

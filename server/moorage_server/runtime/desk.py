@@ -104,6 +104,9 @@ class Desk:
 
     async def view(self) -> Pool:
         """The pool, a moment old at most. Shared: do not change it."""
+        if self._reading is not None:
+            # What is being read was asked for because what is at hand is outdated.
+            return await asyncio.shield(self._reading)
         age = asyncio.get_running_loop().time() - self._read_at
         if self._view is not None and age < (_DIRTY_VIEW_S if self._dirty else _VIEW_S):
             return self._view

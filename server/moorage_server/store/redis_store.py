@@ -59,6 +59,10 @@ def _blank(value: int | None) -> int | str:
     return "" if value is None else value
 
 
+#: Nothing comes after this one, and the store refuses to look.
+_LAST_EVENT = f"{2**64 - 1}-{2**64 - 1}"
+
+
 class RedisStore:
     """Implements :class:`moorage_server.store.base.Store`.
 
@@ -326,6 +330,8 @@ class RedisStore:
 
     async def events(self, pool: str, after: str, limit: int) -> list[base.Event]:
         key = self._names(pool)[0] + "events"
+        if after == _LAST_EVENT:
+            return []
         try:
             if after == "$":
                 rows = await self._client.xrevrange(key, count=1)
