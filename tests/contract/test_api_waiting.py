@@ -96,7 +96,7 @@ async def test_the_wait_ends_before_the_deadline(planes: Any) -> None:
     (plane,) = await planes(config=capped(1))
     await plane.report()
     await plane.placed("s")
-    assert (await plane.held("t", wait=30, timeout=0.5)).position == 1
+    assert (await plane.held("t", wait=30, timeout=2)).position == 1
 
 
 @pytest.mark.parametrize("with_id", [True, False])
