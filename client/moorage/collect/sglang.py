@@ -6,20 +6,12 @@ from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from moorage.collect.counters import any_fell
 from moorage.collect.sglang_loads import Load
 from moorage.collect.sglang_page import PageReading, Rank
 from moorage.collect.speed import PrefillSpeed
 from moorage.collect.targets import Target
 from moorage.v1 import scheduler_pb2
-
-# Counters that fall only when the engine starts anew.
-COUNTERS = (
-    "prefix_query_tokens_total",
-    "prefix_hit_tokens_total",
-    "prefill_tokens_total",
-    "generation_tokens_total",
-    "preemptions_total",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +131,13 @@ def _boot(previous: Scrape | None, page: PageReading, loads: Mapping[int, Load],
 
 
 def _any_counter_fell(previous: Scrape, page: PageReading, loads: Mapping[int, Load]) -> bool:
-    fell = any(
-        _less(getattr(rank, name), getattr(previous.page.ranks[number], name))
-        for number, rank in page.ranks.items()
-        if number in previous.page.ranks
-        for name in COUNTERS
-    )
+    fell = any_fell(previous.page.ranks, page.ranks)
     worked = {number: load.prefill_work for number, load in loads.items() if load.prefill_work is not None}
     return fell or any(
         now < before
         for number in worked.keys() & previous.work.keys()
         for now, before in zip(worked[number], previous.work[number], strict=True)
     )
-
-
-def _less(now: int | None, before: int | None) -> bool:
-    return now is not None and before is not None and now < before
 
 
 def _all_counters_vanished(before: PageReading, now: PageReading) -> bool:

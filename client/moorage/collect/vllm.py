@@ -4,19 +4,11 @@ from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from moorage.collect.counters import any_fell
 from moorage.collect.speed import PrefillSpeed
 from moorage.collect.targets import Target
 from moorage.collect.vllm_page import PageReading, Rank
 from moorage.v1 import scheduler_pb2
-
-# Counters that fall only when the engine starts anew.
-COUNTERS = (
-    "prefix_query_tokens_total",
-    "prefix_hit_tokens_total",
-    "prefill_tokens_total",
-    "generation_tokens_total",
-    "preemptions_total",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +114,7 @@ def _boot(previous: Scrape | None, page: PageReading, observed_ns: int) -> Boot:
     """
     seen = observed_ns // 1_000_000
     same_start = previous is not None and previous.page.started == page.started
-    fell = previous is not None and _any_counter_fell(previous.page, page)
+    fell = previous is not None and any_fell(previous.page.ranks, page.ranks)
     if previous is not None and same_start and not fell:
         return previous.boot
     if page.started is None:
@@ -130,19 +122,6 @@ def _boot(previous: Scrape | None, page: PageReading, observed_ns: int) -> Boot:
     if same_start:
         return Boot(f"start-{page.started:.2f}-seen-{seen}", seen)
     return Boot(f"start-{page.started:.2f}", round(page.started * 1000))
-
-
-def _any_counter_fell(before: PageReading, now: PageReading) -> bool:
-    return any(
-        _less(getattr(rank, name), getattr(before.ranks[number], name))
-        for number, rank in now.ranks.items()
-        if number in before.ranks
-        for name in COUNTERS
-    )
-
-
-def _less(now: int | None, before: int | None) -> bool:
-    return now is not None and before is not None and now < before
 
 
 def _fell_asleep_silently(before: PageReading, now: PageReading) -> int:

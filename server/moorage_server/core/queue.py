@@ -19,6 +19,8 @@ UNIT = 1_000_000
 CREDIT = 4
 #: Weight of a class that the mixture does not name, against the named ones.
 _UNNAMED_SHARE = 0.05
+#: A class is past its quota when it holds this many times it, and one session more.
+_QUOTA_ROOM = 1.25
 #: Shares below this count as this: virtual times must stay exact in the ledger.
 _LEAST_SHARE = 1e-6
 
@@ -33,12 +35,13 @@ def step(pool: Pool, name: str) -> int:
 def _below_quota(pool: Pool, name: str) -> bool:
     """Whether the class has fewer sessions than its quotas M_wb of all instances hold of its footprint kbar_b.
 
-    Not rounded: whole sessions per instance would cost a class of few sessions a good part of its share.
+    Not rounded: whole sessions per instance would cost a class of few sessions a good part of its share. And with some
+    room, one session and a part: quotas move with the estimates, and a class at its own must not lose its turn to that.
     """
     published, c = pool.published.get(name), pool.classes.get(name)
     if published is None or c is None or published.quota_blocks <= 0:
         return True
-    return (c.active - 1) * published.reference_blocks < 1.25 * published.quota_blocks
+    return (c.active - 1) * published.reference_blocks < _QUOTA_ROOM * published.quota_blocks
 
 
 def start(pool: Pool, name: str) -> int:

@@ -1,11 +1,4 @@
--- Candidates of an admission, as the policy proposed them, and whether they still hold.
-
--- A comma-separated vector as a list.
-local function numbers(vector)
-  local list = {}
-  for value in string.gmatch(vector or '', '[^,]+') do list[#list + 1] = tonumber(value) end
-  return list
-end
+-- Candidates of an admission, as the policy proposed them, and whether they still hold. Needs _vector.
 
 -- The candidate at ARGV[at], and where the next one begins.
 local function read_candidate(at)

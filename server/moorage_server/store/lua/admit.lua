@@ -1,5 +1,5 @@
 -- Admits a session: checks and commits the first candidate that still fits, else puts the session in the queue.
--- include: _base _events _replay _ledger _queue _lease _candidate
+-- include: _base _events _replay _ledger _queue _lease _vector _candidate
 --
 -- ARGV  2 request id ('' = none)   3 hash of the request's body   4 session   5 class in force   6 declared class
 --       7 group ('' = none)        8 policy version ('' = unknown)  9 tokens to book

@@ -1,5 +1,5 @@
 -- Publishes what the controller found: needs and limits per instance, estimates per class, and its own state.
--- include: _base _events _candidate
+-- include: _base _events _vector
 --
 -- ARGV  2 owner  3 policy ('' = unchanged)  4 state ('' = unchanged)  5 1 = an epoch ended
 --       6 number of instances, then for each: instance, incarnation, asks added when it was read, computed need (both
