@@ -193,6 +193,9 @@ class GetPoolResponse(google.protobuf.message.Message):
     DECISIONS_PER_SECOND_FIELD_NUMBER: builtins.int
     CONFIG_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
+    POLICY_VERSION_FIELD_NUMBER: builtins.int
+    INFERRED_TOTAL_FIELD_NUMBER: builtins.int
+    MISLABELLED_TOTAL_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """Name."""
     mode: moorage.v1.operator_pb2.Mode.ValueType
@@ -223,6 +226,12 @@ class GetPoolResponse(google.protobuf.message.Message):
     """Admit and Place decisions per second, lately."""
     epochs: builtins.int
     """Controller epochs so far."""
+    policy_version: builtins.int
+    """Newest policy version that any instance serves; absent while unknown."""
+    inferred_total: builtins.int
+    """Admissions under a class that was inferred."""
+    mislabelled_total: builtins.int
+    """Sessions whose behaviour contradicted the class they were admitted under."""
     @property
     def held_by_class(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Held sessions by class."""
@@ -276,9 +285,14 @@ class GetPoolResponse(google.protobuf.message.Message):
         decisions_per_second: builtins.float = ...,
         config: moorage.v1.operator_pb2.PoolConfig | None = ...,
         epochs: builtins.int = ...,
+        policy_version: builtins.int | None = ...,
+        inferred_total: builtins.int = ...,
+        mislabelled_total: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_used_blocks", b"_used_blocks", "config", b"config", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_used_blocks", b"_used_blocks", "active_by_class", b"active_by_class", "active_sessions", b"active_sessions", "completed_by_class", b"completed_by_class", "config", b"config", "consumed_mixture", b"consumed_mixture", "decisions_per_second", b"decisions_per_second", "epochs", b"epochs", "held_by_class", b"held_by_class", "held_sessions", b"held_sessions", "mixture_deviation", b"mixture_deviation", "mode", b"mode", "policy", b"policy", "pool", b"pool", "pressure", b"pressure", "released_by_class", b"released_by_class", "reserved_blocks", b"reserved_blocks", "session_cap", b"session_cap", "target_mixture", b"target_mixture", "total_blocks", b"total_blocks", "unknown_class_total", b"unknown_class_total", "unlabelled_total", b"unlabelled_total", "used_blocks", b"used_blocks"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_policy_version", b"_policy_version", "_total_blocks", b"_total_blocks", "_used_blocks", b"_used_blocks", "config", b"config", "policy_version", b"policy_version", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_policy_version", b"_policy_version", "_total_blocks", b"_total_blocks", "_used_blocks", b"_used_blocks", "active_by_class", b"active_by_class", "active_sessions", b"active_sessions", "completed_by_class", b"completed_by_class", "config", b"config", "consumed_mixture", b"consumed_mixture", "decisions_per_second", b"decisions_per_second", "epochs", b"epochs", "held_by_class", b"held_by_class", "held_sessions", b"held_sessions", "inferred_total", b"inferred_total", "mislabelled_total", b"mislabelled_total", "mixture_deviation", b"mixture_deviation", "mode", b"mode", "policy", b"policy", "policy_version", b"policy_version", "pool", b"pool", "pressure", b"pressure", "released_by_class", b"released_by_class", "reserved_blocks", b"reserved_blocks", "session_cap", b"session_cap", "target_mixture", b"target_mixture", "total_blocks", b"total_blocks", "unknown_class_total", b"unknown_class_total", "unlabelled_total", b"unlabelled_total", "used_blocks", b"used_blocks"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_policy_version", b"_policy_version"]) -> typing.Literal["policy_version"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total_blocks", b"_total_blocks"]) -> typing.Literal["total_blocks"] | None: ...
     @typing.overload
@@ -347,6 +361,39 @@ class Signal(google.protobuf.message.Message):
 global___Signal = Signal
 
 @typing.final
+class PrefixIndex(google.protobuf.message.Message):
+    """What is known of an instance's prefix cache."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    AGE_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """"events" (the engine tells), "placed" (what was sent there), or "none"."""
+    blocks: builtins.int
+    """Blocks known to be cached."""
+    behind: builtins.bool
+    """Something was missed, or the updates stopped: placement goes by home, group and class instead."""
+    @property
+    def age(self) -> google.protobuf.duration_pb2.Duration:
+        """Age of the last update; absent where there was none."""
+
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        blocks: builtins.int = ...,
+        age: google.protobuf.duration_pb2.Duration | None = ...,
+        behind: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["age", b"age"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age", b"age", "behind", b"behind", "blocks", b"blocks", "source", b"source"]) -> None: ...
+
+global___PrefixIndex = PrefixIndex
+
+@typing.final
 class Instance(google.protobuf.message.Message):
     """An instance as the control plane sees it."""
 
@@ -399,6 +446,11 @@ class Instance(google.protobuf.message.Message):
     BUDGET_BLOCKS_FIELD_NUMBER: builtins.int
     FORECAST_BLOCKS_FIELD_NUMBER: builtins.int
     AGE_FIELD_NUMBER: builtins.int
+    UPDATING_WEIGHTS_FIELD_NUMBER: builtins.int
+    POLICY_VERSION_FIELD_NUMBER: builtins.int
+    WEIGHT_EPOCH_FIELD_NUMBER: builtins.int
+    PREFIX_INDEX_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
     freshness: global___Freshness.ValueType
     """Its age, as a state."""
     active_sessions: builtins.int
@@ -419,6 +471,14 @@ class Instance(google.protobuf.message.Message):
     """Blocks that may be booked (C_w less the slack, braked)."""
     forecast_blocks: builtins.int
     """Most blocks that the living sessions are forecast to hold within the horizon, margin included."""
+    updating_weights: builtins.bool
+    """Weights are being loaded into it."""
+    policy_version: builtins.int
+    """Policy version it serves; absent while unknown."""
+    weight_epoch: builtins.int
+    """Times its weights or its cache changed under its sessions, in this incarnation."""
+    stalled: builtins.bool
+    """The engine answers, has work, and does none of it."""
     @property
     def snapshot(self) -> moorage.v1.scheduler_pb2.InstanceSnapshot:
         """The last snapshot taken."""
@@ -439,6 +499,10 @@ class Instance(google.protobuf.message.Message):
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """Age of the last snapshot."""
 
+    @property
+    def prefix_index(self) -> global___PrefixIndex:
+        """What is known of its prefix cache."""
+
     def __init__(
         self,
         *,
@@ -457,13 +521,20 @@ class Instance(google.protobuf.message.Message):
         budget_blocks: builtins.int | None = ...,
         forecast_blocks: builtins.int | None = ...,
         age: google.protobuf.duration_pb2.Duration | None = ...,
+        updating_weights: builtins.bool = ...,
+        policy_version: builtins.int | None = ...,
+        weight_epoch: builtins.int = ...,
+        prefix_index: global___PrefixIndex | None = ...,
+        stalled: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_budget_blocks", b"_budget_blocks", "_forecast_blocks", b"_forecast_blocks", "age", b"age", "budget_blocks", b"budget_blocks", "forecast_blocks", b"forecast_blocks", "snapshot", b"snapshot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_budget_blocks", b"_budget_blocks", "_forecast_blocks", b"_forecast_blocks", "active_by_class", b"active_by_class", "active_sessions", b"active_sessions", "age", b"age", "brake", b"brake", "budget_blocks", b"budget_blocks", "class_caps", b"class_caps", "cordoned", b"cordoned", "draining", b"draining", "forecast_blocks", b"forecast_blocks", "freshness", b"freshness", "pressure", b"pressure", "reserved_blocks", b"reserved_blocks", "session_cap", b"session_cap", "signals", b"signals", "snapshot", b"snapshot"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_budget_blocks", b"_budget_blocks", "_forecast_blocks", b"_forecast_blocks", "_policy_version", b"_policy_version", "age", b"age", "budget_blocks", b"budget_blocks", "forecast_blocks", b"forecast_blocks", "policy_version", b"policy_version", "prefix_index", b"prefix_index", "snapshot", b"snapshot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_budget_blocks", b"_budget_blocks", "_forecast_blocks", b"_forecast_blocks", "_policy_version", b"_policy_version", "active_by_class", b"active_by_class", "active_sessions", b"active_sessions", "age", b"age", "brake", b"brake", "budget_blocks", b"budget_blocks", "class_caps", b"class_caps", "cordoned", b"cordoned", "draining", b"draining", "forecast_blocks", b"forecast_blocks", "freshness", b"freshness", "policy_version", b"policy_version", "prefix_index", b"prefix_index", "pressure", b"pressure", "reserved_blocks", b"reserved_blocks", "session_cap", b"session_cap", "signals", b"signals", "snapshot", b"snapshot", "stalled", b"stalled", "updating_weights", b"updating_weights", "weight_epoch", b"weight_epoch"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_budget_blocks", b"_budget_blocks"]) -> typing.Literal["budget_blocks"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_forecast_blocks", b"_forecast_blocks"]) -> typing.Literal["forecast_blocks"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_policy_version", b"_policy_version"]) -> typing.Literal["policy_version"] | None: ...
 
 global___Instance = Instance
 
@@ -556,6 +627,9 @@ class Session(google.protobuf.message.Message):
     LEASE_FIELD_NUMBER: builtins.int
     BLOCK_SECONDS_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
+    INFERRED_CLASS_FIELD_NUMBER: builtins.int
+    INFERRED_CONFIDENCE_FIELD_NUMBER: builtins.int
+    POLICY_VERSION_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session."""
     workload_class: builtins.str
@@ -580,6 +654,12 @@ class Session(google.protobuf.message.Message):
     """Turn as last reported."""
     block_seconds: builtins.float
     """Block-time so far (Z_s), in block-seconds."""
+    inferred_class: builtins.str
+    """The class that its behaviour points to; empty while nothing can be said."""
+    inferred_confidence: builtins.float
+    """How sure that is, 0..1."""
+    policy_version: builtins.int
+    """Policy version it was admitted with; absent while unknown."""
     @property
     def admitted_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Admission."""
@@ -610,11 +690,16 @@ class Session(google.protobuf.message.Message):
         lease: moorage.v1.scheduler_pb2.Lease | None = ...,
         block_seconds: builtins.float = ...,
         hold: moorage.v1.scheduler_pb2.Hold | None = ...,
+        inferred_class: builtins.str = ...,
+        inferred_confidence: builtins.float = ...,
+        policy_version: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_context_tokens", b"_context_tokens", "_turn", b"_turn", "admitted_time", b"admitted_time", "context_tokens", b"context_tokens", "hold", b"hold", "lease", b"lease", "turn", b"turn"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_context_tokens", b"_context_tokens", "_turn", b"_turn", "admitted_time", b"admitted_time", "block_seconds", b"block_seconds", "context_tokens", b"context_tokens", "declared_class", b"declared_class", "dp_rank", b"dp_rank", "group_id", b"group_id", "hold", b"hold", "incarnation", b"incarnation", "instance_id", b"instance_id", "lease", b"lease", "phase", b"phase", "reserved_blocks", b"reserved_blocks", "session_id", b"session_id", "turn", b"turn", "workload_class", b"workload_class"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_context_tokens", b"_context_tokens", "_policy_version", b"_policy_version", "_turn", b"_turn", "admitted_time", b"admitted_time", "context_tokens", b"context_tokens", "hold", b"hold", "lease", b"lease", "policy_version", b"policy_version", "turn", b"turn"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_context_tokens", b"_context_tokens", "_policy_version", b"_policy_version", "_turn", b"_turn", "admitted_time", b"admitted_time", "block_seconds", b"block_seconds", "context_tokens", b"context_tokens", "declared_class", b"declared_class", "dp_rank", b"dp_rank", "group_id", b"group_id", "hold", b"hold", "incarnation", b"incarnation", "inferred_class", b"inferred_class", "inferred_confidence", b"inferred_confidence", "instance_id", b"instance_id", "lease", b"lease", "phase", b"phase", "policy_version", b"policy_version", "reserved_blocks", b"reserved_blocks", "session_id", b"session_id", "turn", b"turn", "workload_class", b"workload_class"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_context_tokens", b"_context_tokens"]) -> typing.Literal["context_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_policy_version", b"_policy_version"]) -> typing.Literal["policy_version"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_turn", b"_turn"]) -> typing.Literal["turn"] | None: ...
 

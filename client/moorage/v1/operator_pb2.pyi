@@ -45,6 +45,34 @@ MODE_OBSERVE: Mode.ValueType  # 2
 """Everything is placed by cost alone; what ENFORCE would have said is recorded."""
 global___Mode = Mode
 
+class _ClassInference:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ClassInferenceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ClassInference.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CLASS_INFERENCE_UNSPECIFIED: _ClassInference.ValueType  # 0
+    """Read as OFF."""
+    CLASS_INFERENCE_OFF: _ClassInference.ValueType  # 1
+    """Nobody's. What behaviour says is shown all the same."""
+    CLASS_INFERENCE_UNLABELLED: _ClassInference.ValueType  # 2
+    """Of sessions that declare no class, or one that the configuration does not know."""
+    CLASS_INFERENCE_ALL: _ClassInference.ValueType  # 3
+    """Of all sessions: a label that behaviour contradicts is overruled."""
+
+class ClassInference(_ClassInference, metaclass=_ClassInferenceEnumTypeWrapper):
+    """Whose class is told from behaviour (prompt, turns, tool gaps, growth, lengths) instead of the label."""
+
+CLASS_INFERENCE_UNSPECIFIED: ClassInference.ValueType  # 0
+"""Read as OFF."""
+CLASS_INFERENCE_OFF: ClassInference.ValueType  # 1
+"""Nobody's. What behaviour says is shown all the same."""
+CLASS_INFERENCE_UNLABELLED: ClassInference.ValueType  # 2
+"""Of sessions that declare no class, or one that the configuration does not know."""
+CLASS_INFERENCE_ALL: ClassInference.ValueType  # 3
+"""Of all sessions: a label that behaviour contradicts is overruled."""
+global___ClassInference = ClassInference
+
 @typing.final
 class ClassConfig(google.protobuf.message.Message):
     """One workload class."""
@@ -56,12 +84,15 @@ class ClassConfig(google.protobuf.message.Message):
     PRIOR_RESIDENCY_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     ALIASES_FIELD_NUMBER: builtins.int
+    SHARED_PREFIX_TOKENS_FIELD_NUMBER: builtins.int
     target_share: builtins.float
     """Share of the trainer's target mixture (rho_b), any positive weight; shares are normalised."""
     prior_context_tokens: builtins.int
     """Prior footprint of a session, in tokens of context, until evidence accrues."""
     refused: builtins.bool
     """Refuse the class."""
+    shared_prefix_tokens: builtins.int
+    """Tokens that all prompts of the class begin with (its system prompt)."""
     @property
     def prior_residency(self) -> google.protobuf.duration_pb2.Duration:
         """Prior residency of a session, admission to release."""
@@ -78,13 +109,16 @@ class ClassConfig(google.protobuf.message.Message):
         prior_residency: google.protobuf.duration_pb2.Duration | None = ...,
         refused: builtins.bool | None = ...,
         aliases: collections.abc.Iterable[builtins.str] | None = ...,
+        shared_prefix_tokens: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_prior_context_tokens", b"_prior_context_tokens", "_refused", b"_refused", "_target_share", b"_target_share", "prior_context_tokens", b"prior_context_tokens", "prior_residency", b"prior_residency", "refused", b"refused", "target_share", b"target_share"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_prior_context_tokens", b"_prior_context_tokens", "_refused", b"_refused", "_target_share", b"_target_share", "aliases", b"aliases", "prior_context_tokens", b"prior_context_tokens", "prior_residency", b"prior_residency", "refused", b"refused", "target_share", b"target_share"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_prior_context_tokens", b"_prior_context_tokens", "_refused", b"_refused", "_shared_prefix_tokens", b"_shared_prefix_tokens", "_target_share", b"_target_share", "prior_context_tokens", b"prior_context_tokens", "prior_residency", b"prior_residency", "refused", b"refused", "shared_prefix_tokens", b"shared_prefix_tokens", "target_share", b"target_share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_prior_context_tokens", b"_prior_context_tokens", "_refused", b"_refused", "_shared_prefix_tokens", b"_shared_prefix_tokens", "_target_share", b"_target_share", "aliases", b"aliases", "prior_context_tokens", b"prior_context_tokens", "prior_residency", b"prior_residency", "refused", b"refused", "shared_prefix_tokens", b"shared_prefix_tokens", "target_share", b"target_share"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_prior_context_tokens", b"_prior_context_tokens"]) -> typing.Literal["prior_context_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_refused", b"_refused"]) -> typing.Literal["refused"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_shared_prefix_tokens", b"_shared_prefix_tokens"]) -> typing.Literal["shared_prefix_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_target_share", b"_target_share"]) -> typing.Literal["target_share"] | None: ...
 
@@ -130,6 +164,9 @@ class PoolConfig(google.protobuf.message.Message):
     HEALTHY_HIT_RATE_FIELD_NUMBER: builtins.int
     MAX_PASSES_FIELD_NUMBER: builtins.int
     MAX_POLICY_LAG_FIELD_NUMBER: builtins.int
+    HOLD_DURING_WEIGHT_UPDATE_FIELD_NUMBER: builtins.int
+    WEIGHT_UPDATE_TIMEOUT_FIELD_NUMBER: builtins.int
+    CLASS_INFERENCE_FIELD_NUMBER: builtins.int
     policy: builtins.str
     """static, session, misa or misa-t."""
     mode: global___Mode.ValueType
@@ -152,6 +189,10 @@ class PoolConfig(google.protobuf.message.Message):
     """Sessions' worth of admissions that may pass a class whose head does not fit."""
     max_policy_lag: builtins.int
     """Most versions a session's policy_version may lag behind; absent means no limit."""
+    hold_during_weight_update: builtins.bool
+    """Keep new sessions away from an instance while weights are loaded into it."""
+    class_inference: global___ClassInference.ValueType
+    """Whose class may be told from what the session does."""
     @property
     def classes(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___ClassConfig]:
         """Classes by name."""
@@ -172,6 +213,10 @@ class PoolConfig(google.protobuf.message.Message):
     def epoch_interval(self) -> google.protobuf.duration_pb2.Duration:
         """Length of an epoch of the controller."""
 
+    @property
+    def weight_update_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """A weight update that nobody ends is over after this long."""
+
     def __init__(
         self,
         *,
@@ -191,9 +236,12 @@ class PoolConfig(google.protobuf.message.Message):
         healthy_hit_rate: builtins.float | None = ...,
         max_passes: builtins.int | None = ...,
         max_policy_lag: builtins.int | None = ...,
+        hold_during_weight_update: builtins.bool | None = ...,
+        weight_update_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        class_inference: global___ClassInference.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "policy", b"policy", "static_cap", b"static_cap"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "classes", b"classes", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "mode", b"mode", "policy", b"policy", "static_cap", b"static_cap"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "policy", b"policy", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "class_inference", b"class_inference", "classes", b"classes", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "mode", b"mode", "policy", b"policy", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_default_class", b"_default_class"]) -> typing.Literal["default_class"] | None: ...
     @typing.overload
@@ -202,6 +250,8 @@ class PoolConfig(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_headroom", b"_headroom"]) -> typing.Literal["headroom"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_healthy_hit_rate", b"_healthy_hit_rate"]) -> typing.Literal["healthy_hit_rate"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_hold_during_weight_update", b"_hold_during_weight_update"]) -> typing.Literal["hold_during_weight_update"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_passes", b"_max_passes"]) -> typing.Literal["max_passes"] | None: ...
     @typing.overload
@@ -423,17 +473,27 @@ class BeginWeightUpdateRequest(google.protobuf.message.Message):
 
     POOL_FIELD_NUMBER: builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    DP_RANK_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """Pool; empty means "default"."""
     weight_version: builtins.str
     """Version being loaded."""
+    instance_id: builtins.str
+    """One instance; empty means all of the pool."""
+    dp_rank: builtins.int
+    """One rank of it; absent means all of them."""
     def __init__(
         self,
         *,
         pool: builtins.str = ...,
         weight_version: builtins.str = ...,
+        instance_id: builtins.str = ...,
+        dp_rank: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pool", b"pool", "weight_version", b"weight_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "instance_id", b"instance_id", "pool", b"pool", "weight_version", b"weight_version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
 
 global___BeginWeightUpdateRequest = BeginWeightUpdateRequest
 
@@ -443,9 +503,15 @@ class BeginWeightUpdateResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    CHANGED_FIELD_NUMBER: builtins.int
+    changed: builtins.int
+    """Ranks that are being updated now and were not before."""
     def __init__(
         self,
+        *,
+        changed: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changed", b"changed"]) -> None: ...
 
 global___BeginWeightUpdateResponse = BeginWeightUpdateResponse
 
@@ -457,17 +523,42 @@ class EndWeightUpdateRequest(google.protobuf.message.Message):
 
     POOL_FIELD_NUMBER: builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    DP_RANK_FIELD_NUMBER: builtins.int
+    POLICY_VERSION_FIELD_NUMBER: builtins.int
+    CACHE_CLEARED_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """Pool; empty means "default"."""
     weight_version: builtins.str
-    """Version in force."""
+    """Version in force; empty means that the update failed and the old weights stay."""
+    instance_id: builtins.str
+    """One instance; empty means all of the pool."""
+    dp_rank: builtins.int
+    """One rank of it; absent means all of them."""
+    policy_version: builtins.int
+    """The trainer's number of this version, as sessions give it in `policy_version`. Absent: a weight_version that is a
+    decimal number is read as it.
+    """
+    cache_cleared: builtins.bool
+    """Whether the engines' prefix caches were cleared with it; absent leaves it to the snapshots to tell."""
     def __init__(
         self,
         *,
         pool: builtins.str = ...,
         weight_version: builtins.str = ...,
+        instance_id: builtins.str = ...,
+        dp_rank: builtins.int | None = ...,
+        policy_version: builtins.int | None = ...,
+        cache_cleared: builtins.bool | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pool", b"pool", "weight_version", b"weight_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cache_cleared", b"_cache_cleared", "_dp_rank", b"_dp_rank", "_policy_version", b"_policy_version", "cache_cleared", b"cache_cleared", "dp_rank", b"dp_rank", "policy_version", b"policy_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cache_cleared", b"_cache_cleared", "_dp_rank", b"_dp_rank", "_policy_version", b"_policy_version", "cache_cleared", b"cache_cleared", "dp_rank", b"dp_rank", "instance_id", b"instance_id", "policy_version", b"policy_version", "pool", b"pool", "weight_version", b"weight_version"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cache_cleared", b"_cache_cleared"]) -> typing.Literal["cache_cleared"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_policy_version", b"_policy_version"]) -> typing.Literal["policy_version"] | None: ...
 
 global___EndWeightUpdateRequest = EndWeightUpdateRequest
 
@@ -477,9 +568,15 @@ class EndWeightUpdateResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    CHANGED_FIELD_NUMBER: builtins.int
+    changed: builtins.int
+    """Ranks marked with the version."""
     def __init__(
         self,
+        *,
+        changed: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changed", b"changed"]) -> None: ...
 
 global___EndWeightUpdateResponse = EndWeightUpdateResponse
 

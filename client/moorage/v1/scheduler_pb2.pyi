@@ -547,10 +547,13 @@ class PlaceResponse(google.protobuf.message.Message):
     LEASE_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
     MOVED_FIELD_NUMBER: builtins.int
+    WORKLOAD_CLASS_FIELD_NUMBER: builtins.int
     decision: global___Decision.ValueType
     """PLACE, or HOLD where the home is gone or paused and nothing else can take the session yet."""
     moved: builtins.bool
     """The session has a new home: its KV there is cold."""
+    workload_class: builtins.str
+    """The class in force: declared, mapped, or inferred."""
     @property
     def placement(self) -> global___Placement:
         """Where."""
@@ -571,9 +574,10 @@ class PlaceResponse(google.protobuf.message.Message):
         lease: global___Lease | None = ...,
         hold: global___Hold | None = ...,
         moved: builtins.bool = ...,
+        workload_class: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["hold", b"hold", "lease", b"lease", "placement", b"placement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decision", b"decision", "hold", b"hold", "lease", b"lease", "moved", b"moved", "placement", b"placement"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decision", b"decision", "hold", b"hold", "lease", b"lease", "moved", b"moved", "placement", b"placement", "workload_class", b"workload_class"]) -> None: ...
 
 global___PlaceResponse = PlaceResponse
 
@@ -930,14 +934,73 @@ class SessionProgress(google.protobuf.message.Message):
 global___SessionProgress = SessionProgress
 
 @typing.final
+class PrefixUpdate(google.protobuf.message.Message):
+    """What changed in an instance's prefix cache since the last update of the same stream.
+
+    A hash names a block and all that comes before it: it is the hash of AdmitRequest.prefix_hashes, whatever the engine
+    itself calls the block.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    DP_RANK_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
+    STORED_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    instance_id: builtins.str
+    """Name of the instance."""
+    dp_rank: builtins.int
+    """Data-parallel rank."""
+    incarnation: builtins.str
+    """Incarnation whose cache this is."""
+    stream: builtins.str
+    """Names the sender's record of this cache. A new stream begins with `reset`."""
+    sequence: builtins.int
+    """1 for the first update of a stream, and one more with each."""
+    reset: builtins.bool
+    """Forget all that was known of this cache before: what follows is complete."""
+    behind: builtins.bool
+    """The sender knows that it missed something: until it says otherwise the record is not to be relied on."""
+    @property
+    def stored(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Blocks that are in the cache now. With `removed` at most 16,384."""
+
+    @property
+    def removed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Blocks that are not any more."""
+
+    def __init__(
+        self,
+        *,
+        instance_id: builtins.str = ...,
+        dp_rank: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        stream: builtins.str = ...,
+        sequence: builtins.int = ...,
+        reset: builtins.bool = ...,
+        stored: collections.abc.Iterable[builtins.int] | None = ...,
+        removed: collections.abc.Iterable[builtins.int] | None = ...,
+        behind: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "dp_rank", b"dp_rank", "incarnation", b"incarnation", "instance_id", b"instance_id", "removed", b"removed", "reset", b"reset", "sequence", b"sequence", "stored", b"stored", "stream", b"stream"]) -> None: ...
+
+global___PrefixUpdate = PrefixUpdate
+
+@typing.final
 class HeartbeatRequest(google.protobuf.message.Message):
-    """Snapshots and progress reports, at most 1,000 items in all."""
+    """Snapshots, progress reports and prefix updates, at most 1,000 items in all."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     POOL_FIELD_NUMBER: builtins.int
     INSTANCES_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
+    PREFIXES_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """Pool; empty means "default"."""
     @property
@@ -948,14 +1011,19 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionProgress]:
         """Progress of sessions."""
 
+    @property
+    def prefixes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PrefixUpdate]:
+        """Changes of prefix caches."""
+
     def __init__(
         self,
         *,
         pool: builtins.str = ...,
         instances: collections.abc.Iterable[global___InstanceSnapshot] | None = ...,
         sessions: collections.abc.Iterable[global___SessionProgress] | None = ...,
+        prefixes: collections.abc.Iterable[global___PrefixUpdate] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["instances", b"instances", "pool", b"pool", "sessions", b"sessions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["instances", b"instances", "pool", b"pool", "prefixes", b"prefixes", "sessions", b"sessions"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -1027,6 +1095,40 @@ class SessionAck(google.protobuf.message.Message):
 global___SessionAck = SessionAck
 
 @typing.final
+class PrefixAck(google.protobuf.message.Message):
+    """What became of one prefix update."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    DP_RANK_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    RESEND_FIELD_NUMBER: builtins.int
+    instance_id: builtins.str
+    """The instance."""
+    dp_rank: builtins.int
+    """Data-parallel rank."""
+    accepted: builtins.bool
+    """Whether it was taken."""
+    reason: builtins.str
+    """Why not."""
+    resend: builtins.bool
+    """The server does not have what came before: begin a new stream, with all that is cached."""
+    def __init__(
+        self,
+        *,
+        instance_id: builtins.str = ...,
+        dp_rank: builtins.int = ...,
+        accepted: builtins.bool = ...,
+        reason: builtins.str = ...,
+        resend: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "dp_rank", b"dp_rank", "instance_id", b"instance_id", "reason", b"reason", "resend", b"resend"]) -> None: ...
+
+global___PrefixAck = PrefixAck
+
+@typing.final
 class HeartbeatResponse(google.protobuf.message.Message):
     """Answer to Heartbeat, one item per item, in order."""
 
@@ -1035,6 +1137,7 @@ class HeartbeatResponse(google.protobuf.message.Message):
     INSTANCES_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     NEXT_INTERVAL_FIELD_NUMBER: builtins.int
+    PREFIXES_FIELD_NUMBER: builtins.int
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceAck]:
         """One per snapshot."""
@@ -1047,14 +1150,19 @@ class HeartbeatResponse(google.protobuf.message.Message):
     def next_interval(self) -> google.protobuf.duration_pb2.Duration:
         """When the next heartbeat is expected."""
 
+    @property
+    def prefixes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PrefixAck]:
+        """One per prefix update."""
+
     def __init__(
         self,
         *,
         instances: collections.abc.Iterable[global___InstanceAck] | None = ...,
         sessions: collections.abc.Iterable[global___SessionAck] | None = ...,
         next_interval: google.protobuf.duration_pb2.Duration | None = ...,
+        prefixes: collections.abc.Iterable[global___PrefixAck] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["next_interval", b"next_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["instances", b"instances", "next_interval", b"next_interval", "sessions", b"sessions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["instances", b"instances", "next_interval", b"next_interval", "prefixes", b"prefixes", "sessions", b"sessions"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
