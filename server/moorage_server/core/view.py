@@ -268,7 +268,8 @@ class Pool:
     def freshness(self, instance: Instance) -> str:
         """FRESH, STALE or GONE by the age of what is known (contract.md, *Alive*).
 
-        An engine that stands still is STALE. After an outage of our own nobody is gone for being silent: nobody could report.
+        An engine that stands still is STALE. After an outage of our own nobody is gone for being silent: nobody could
+        report.
         """
         silent = self.silence_s(instance) >= self.config.gone_after_s and not self.in_grace
         if instance.gone or instance.state == STOPPED or silent:

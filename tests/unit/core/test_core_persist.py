@@ -60,8 +60,8 @@ exposures = st.builds(
     seen=st.one_of(st.none(), st.builds(Class, block_ms=counts, session_ms=counts, gap_ms=counts)),
 )
 watched = st.builds(
-    Watched, names, brakes, counts, st.one_of(st.none(), amounts), maybe, counts, st.tuples(maybe, maybe, maybe), counts,
-    st.booleans(),
+    Watched, names, brakes, counts, st.one_of(st.none(), amounts), maybe, counts, st.tuples(maybe, maybe, maybe),
+    counts, st.booleans(),
 )  # fmt: skip
 states = st.builds(
     State,

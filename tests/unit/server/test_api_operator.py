@@ -222,8 +222,8 @@ async def test_a_session_too_stale_to_be_useful_is_rejected(world: Any) -> None:
         await w.operator.CordonInstance(opb.CordonInstanceRequest(instance_id="i"))
         waiting = asyncio.create_task(w.admit("waits", policy_version=9, max_wait=to_duration(10)))
         async with asyncio.timeout(5):
-            while not (await w.inspector.GetPool(ipb.GetPoolRequest())).held_sessions:
-                await asyncio.sleep(0.02)  # noqa: ASYNC110 - views are not announced
+            while not (await w.inspector.GetPool(ipb.GetPoolRequest())).held_sessions:  # noqa: ASYNC110 - not announced
+                await asyncio.sleep(0.02)
         await w.instance("i", weight_version="11")
         answer = await waiting
         assert (answer.decision, answer.hold.reason) == (pb.DECISION_REJECT, pb.HOLD_REASON_STALENESS_LIMIT)
