@@ -143,6 +143,8 @@ def _consider(
     bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, shared_tokens)
     if ask.prompt_tokens is not None and ask.prompt_tokens > _most_tokens(instance):
         return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.label} can serve"
+    if instance.suspect:
+        return None, STALE_SNAPSHOT, f"a session failed on {instance.label} since it was last heard of"
     if instance.sessions >= cap:
         return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.label}"
     if config.policy == cfg.STATIC:

@@ -108,6 +108,8 @@ class Instance:
     epoch: int = 0
     #: It answers, has work, and does none of it.
     stalled: bool = False
+    #: When a session last failed there.
+    failed_at_ms: int | None = None
     #: Booked.
     sessions: int = 0
     by_class: dict[str, int] = field(default_factory=dict)
@@ -149,6 +151,11 @@ class Instance:
     def open(self) -> bool:
         """Whether it takes new sessions at all."""
         return self.state == SERVING and not (self.update_holds or self.cordoned or self.draining)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a session failed there since it was last heard of: it may be gone, and attract all that fail fast."""
+        return self.failed_at_ms is not None and self.failed_at_ms > self.seen_ms
 
     def capacity(self, config: PoolConfig) -> int | None:
         """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown.

@@ -7,9 +7,9 @@ pool               hash    gen rank rev gvt epochs decisions unlabelled unknown 
                            config cfgv wv pv
 classes            hash    act held rel done adm blk z d at vt gap gapn hexp hgot, each as ``<name>:<class>``
 instances          set     instance keys ``<dp rank>|<instance id>``
-i:<instance>       hash    inc seq seen state state_at snap age bs born gone cordon drain; ses blocks shared backlog
-                           c:<class> hat hexp:<class> hgot:<class>; upd upd_at wv pv swv ce ep clears; need added
-                           budget cap caps brake pressure signals stalled
+i:<instance>       hash    inc seq seen state state_at snap age bs born gone cordon drain failed_at; ses blocks shared
+                           backlog c:<class> hat hexp:<class> hgot:<class>; upd upd_at wv pv swv ce ep clears; need
+                           added budget cap caps brake pressure signals stalled
 g:<instance>       hash    shared prefixes: n:<group> sessions, b:<group> blocks, k:<group> class
 home:<instance>    set     sessions at home there
 inc:<instance>     set     incarnations that are over

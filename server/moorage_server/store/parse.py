@@ -113,6 +113,7 @@ def instance(key: str, row: dict[str, Any], groups: dict[str, Any]) -> Instance:
         updating_since_ms=optional_int(row.get("upd_at")),
         update_holds=row.get("upd") == b"hold",
         epoch=int(row.get("ep", 0)),
+        failed_at_ms=optional_int(row.get("failed_at")),
         stalled=row.get("stalled") == b"1",
         running=known("running"),
         sessions=int(row.get("ses", 0)),

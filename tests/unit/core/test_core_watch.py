@@ -110,3 +110,10 @@ def test_signals_say_how_old_they_are() -> None:
     assert signals["continuation_hit_rate.rlvr"] == (0.9, 3.0)
     assert signals["waiting_for_capacity"] == (0.0, 0.5)
     assert signals["engine_hit_rate"] == (None, None)
+
+
+def test_where_a_session_failed_nobody_new_goes_until_it_is_heard_of() -> None:
+    failed = admission.decide(pool(instance(failed_at_ms=NOW + 1)), ask())
+    assert (failed.candidates, failed.reason) == ((), "STALE_SNAPSHOT")
+    assert failed.detail == "a session failed on a since it was last heard of"
+    assert admission.decide(pool(instance(failed_at_ms=NOW)), ask()).candidates

@@ -113,8 +113,8 @@ if candidates > 0 and not observe and not first_in_line(sid, class) then
 end
 for _ = 1, candidates do
   local c, following = read_candidate(at)
-  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'upd', 'ses', 'need', 'added',
-    'bs')
+  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'upd', 'seen', 'failed_at',
+    'ses', 'need', 'added', 'bs')
   local why = refusal(c, row, observe)
   if not why then return commit(c, row) end
   reason, detail, at = why, 'taken by another session in the meantime', following
