@@ -96,6 +96,7 @@ class Drill:
         self._operator = operator
         self._clock = clock
         self._steps: list[tuple[float, str]] = []
+        self._victim = ""
 
     async def weight_update(self) -> None:
         """Both engines pause, load, resume; the cache stays."""
@@ -127,6 +128,7 @@ class Drill:
     async def kill_and_restart(self) -> None:
         """One engine dies without a word and comes back under its name."""
         self._a.kill()
+        self._victim = "A"
         self._step("killed")
         await asyncio.sleep(AWAY_S)
         self._a.start()
@@ -145,7 +147,7 @@ class Drill:
             await act()
         except (httpx.HTTPError, RuntimeError, TimeoutError) as error:
             self._step(f"failed: {error!r}")
-        return Exercise(name, (act.__doc__ or "").strip(), started, self._clock(), tuple(self._steps))
+        return Exercise(name, (act.__doc__ or "").strip(), started, self._clock(), tuple(self._steps), self._victim)
 
 
 async def observe(inspector: "InspectorServiceAsyncStub", clock: Callable[[], float], book: Log) -> None:
