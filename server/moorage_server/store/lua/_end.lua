@@ -21,6 +21,11 @@ local function finish(sid, row, outcome, kind, reason)
     call('PEXPIRE', done, RESIDENCY_KEPT_MS)
   end
   if outcome == 'PAUSED' then
+    if row.st == 'live' then
+      -- What it leaves in the cache there may serve it again.
+      local home = fields(P .. 'i:' .. row.inst, 'inc', 'cgen')
+      call('HSET', key, 'was', row.inst, 'was_inc', home.inc, 'was_gen', home.cgen or '0', 'was_ctx', row.ctx or '0')
+    end
     call('HSET', key, 'st', 'paused', 'phase', 'PAUSED', 'inst', '', 'inc', '', 'homeless', 0, 'reason', '')
   else
     call('DEL', key)

@@ -1,5 +1,5 @@
 -- Takes one snapshot of an instance: registers it, drops repeats and older ones, turns the page at a new incarnation.
--- include: _base _events _ledger _queue _detach
+-- include: _base _events _ledger _queue _detach _prefix
 --
 -- ARGV  2 instance key  3 incarnation  4 sequence (20 digits)  5 state  6 block size ('' = unknown)
 --       7 block size to count with while none is known  8 the snapshot, serialised  9 age of what was observed
@@ -20,6 +20,7 @@ if new then
     end
     call('SADD', gone_incs, row.inc)
     call('PEXPIRE', gone_incs, 86400000)
+    forget_prefixes(ikey)
     call('HDEL', key, 'need', 'added', 'budget', 'cap', 'caps', 'brake', 'pressure', 'backlog', 'hexp', 'hgot', 'drain')
   end
   call('SADD', P .. 'instances', ikey)
