@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage_server.core.config import PoolConfig
-from moorage_server.core.view import EVENTS, PLACED, UNKNOWN, PrefixIndex
+from moorage_server.core.view import EVENTS, PLACED, UNINDEXED, PrefixIndex
 from moorage_server.runtime.prefixes import pack
 from moorage_server.store.base import PrefixChange, Resumed
 from tests.contract.steps import I0, I1, NOON, Steps
@@ -111,7 +111,7 @@ async def test_a_gap_asks_for_all_of_it_again(steps: Steps) -> None:
 
 async def test_an_unknown_stream_begins_with_reset(steps: Steps) -> None:
     assert await Sender(steps).tell([1], reset=False) == "NEW_STREAM"
-    assert await index(steps) == PrefixIndex(UNKNOWN, 0, None)
+    assert await index(steps) == PrefixIndex(UNINDEXED, 0, None)
     await Sender(steps).tell([1])
     assert await Sender(steps, "two").tell([2], reset=False) == "NEW_STREAM"
     assert await found(steps, 1) == 1
@@ -207,7 +207,7 @@ async def test_a_new_incarnation_drops_the_index(steps: Steps) -> None:
     await sender.tell([1])
     await steps.snapshot(inc="2")
     assert await found(steps, 1) == 0
-    assert await index(steps) == PrefixIndex(UNKNOWN, 0, None)
+    assert await index(steps) == PrefixIndex(UNINDEXED, 0, None)
     sender.inc = "2"
     assert await sender.tell([2]) == "NEW_STREAM"
 
@@ -232,7 +232,7 @@ async def test_a_stream_that_fell_silent_for_long_begins_anew(steps: Steps) -> N
     await steps.pass_time(599_999)
     assert (await index(steps)).source == EVENTS
     await steps.pass_time(1)
-    assert await index(steps) == PrefixIndex(UNKNOWN, 0, None)
+    assert await index(steps) == PrefixIndex(UNINDEXED, 0, None)
     assert await sender.tell([2]) == "NEW_STREAM"
 
 
@@ -249,7 +249,7 @@ async def test_what_was_sent_is_noted_where_no_engine_tells(steps: Steps) -> Non
 
 async def test_nothing_is_noted_where_the_engine_tells_or_is_another(steps: Steps) -> None:
     assert not await note(steps, 1, inc="2")
-    assert await index(steps) == PrefixIndex(UNKNOWN, 0, None)
+    assert await index(steps) == PrefixIndex(UNINDEXED, 0, None)
     await Sender(steps).tell([1])
     assert not await note(steps, 2)
     assert await found(steps, 2) == 0

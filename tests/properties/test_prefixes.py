@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from moorage_server.core.config import PoolConfig
-from moorage_server.core.view import EVENTS, PLACED, UNKNOWN
+from moorage_server.core.view import EVENTS, PLACED, UNINDEXED
 from moorage_server.runtime.prefixes import pack
 from moorage_server.store import redis_prefixes
 from moorage_server.store.base import PrefixChange
@@ -38,7 +38,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.patch.setattr(redis_prefixes, "PART", PART)
         self.backend = make_backend(self.store)
         self.servers = [Steps(self.backend, self.backend.open()) for _ in range(2)]
-        self.source, self.stream, self.sequence, self.behind = UNKNOWN, "", 0, False
+        self.source, self.stream, self.sequence, self.behind = UNINDEXED, "", 0, False
         self.held: set[int] = set()
         self.incarnation = 0
         self.restart()
@@ -55,7 +55,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.loop.close()
 
     def forget(self) -> None:
-        self.source, self.stream, self.sequence, self.behind, self.held = UNKNOWN, "", 0, False, set()
+        self.source, self.stream, self.sequence, self.behind, self.held = UNINDEXED, "", 0, False, set()
 
     @rule()
     def restart(self) -> None:

@@ -12,7 +12,7 @@ from moorage_server.api import pool_config
 from moorage_server.api.times import to_duration, to_timestamp
 from moorage_server.core import config as cfg
 from moorage_server.core import forecast, prefixes
-from moorage_server.core.view import GONE, UNKNOWN, Instance, Pool
+from moorage_server.core.view import GONE, UNINDEXED, Instance, Pool
 from moorage_server.store import keys
 from moorage_server.store.base import Event, SessionRecord
 
@@ -107,7 +107,7 @@ def instance(view: Pool, item: Instance) -> ipb.Instance:
 
 def _prefix_index(view: Pool, item: Instance) -> ipb.PrefixIndex:
     index = item.prefixes
-    behind = index.source != UNKNOWN and not prefixes.reliable(view, item)
+    behind = index.source != UNINDEXED and not prefixes.reliable(view, item)
     message = ipb.PrefixIndex(source=index.source, blocks=index.blocks, behind=behind)
     if index.updated_ms is not None:
         message.age.CopyFrom(to_duration(max(0, view.now_ms - index.updated_ms) / 1000.0))

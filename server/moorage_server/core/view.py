@@ -22,7 +22,7 @@ GONE = "GONE"
 #: Where the knowledge of a prefix cache comes from: the engine's events, what was sent there, or nowhere.
 EVENTS = "events"
 PLACED = "placed"
-UNKNOWN = "none"
+UNINDEXED = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Ask:
 class PrefixIndex:
     """What is known of an instance's prefix cache: where from, how many blocks, and whether something was missed."""
 
-    source: str = UNKNOWN
+    source: str = UNINDEXED
     blocks: int = 0
     updated_ms: int | None = None
     behind: bool = False

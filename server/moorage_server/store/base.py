@@ -165,7 +165,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrefixChange:
-    """What an engine says of its prefix cache since the update before; hashes of 8 bytes each, end to end."""
+    """What an engine says of its prefix cache since the update before; hashes of 8 bytes each, end to end.
+
+    A hash that is in both was removed and came back: it is stored.
+    """
 
     instance: str
     incarnation: str

@@ -10,7 +10,7 @@ from typing import Any
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.core.config import ClassConfig, PoolConfig
-from moorage_server.core.view import UNKNOWN, Ask, Class, Held, Instance, Pool, PrefixIndex, Published, Queue
+from moorage_server.core.view import UNINDEXED, Ask, Class, Held, Instance, Pool, PrefixIndex, Published, Queue
 from moorage_server.store import keys
 
 #: An index that was not updated for so long has expired.
@@ -86,7 +86,7 @@ def prefix_index(row: Mapping[str, Any], now_ms: int) -> PrefixIndex:
     if updated_ms is None or now_ms - updated_ms >= _INDEX_KEPT_MS:
         return PrefixIndex()
     return PrefixIndex(
-        text(row.get("px_src", UNKNOWN)), int(row.get("px_n", 0)), updated_ms, behind=row.get("px_behind") == b"1"
+        text(row.get("px_src", UNINDEXED)), int(row.get("px_n", 0)), updated_ms, behind=row.get("px_behind") == b"1"
     )
 
 
