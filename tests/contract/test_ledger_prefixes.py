@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -158,6 +159,17 @@ async def test_a_large_update_counts_once_its_last_part_is_there(steps: Steps) -
     assert await sender.repeat(removed=everything[:8_000]) == "OK"
     assert await index(steps) == PrefixIndex(EVENTS, 8_384, NOON)
     assert await sender.repeat(removed=everything[:8_000]) == "REPEAT"
+
+
+async def test_an_update_and_its_repeat_may_arrive_at_once(steps: Steps) -> None:
+    """A sender that heard nothing asks another server, while the first one is still at it; then it goes on."""
+    sender, other = Sender(steps), Sender(Steps(steps.backend, steps.backend.open()))
+    await sender.tell(range(5_000))
+    sender.sequence = other.sequence = 2
+    twice = [s.repeat(range(5_000, 9_000), range(3_000), sequence=2) for s in (sender, other)]
+    assert set(await asyncio.gather(*twice)) <= {"OK", "REPEAT"}
+    assert await other.tell([1]) == "OK"
+    assert await index(steps) == PrefixIndex(EVENTS, 6_001, NOON)
 
 
 async def test_only_the_registered_incarnation_is_heard(steps: Steps) -> None:

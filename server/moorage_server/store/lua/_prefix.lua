@@ -21,8 +21,8 @@ local function split_hashes(blob)
   return list
 end
 
--- Adds hashes of a prompt, the first of them at block `from`. Each counts as a sixteenth of a millisecond older than the
--- one before it: of what came at one time the deepest is dropped first, as it is nothing without the others.
+-- Adds hashes of a prompt, the first of them at block `from`. Each counts as a sixteenth of a millisecond older than
+-- the one before it: of what came at one time the deepest is dropped first, as it is nothing without the others.
 local function add_hashes(ikey, hashes, from)
   if #hashes == 0 then return end
   local args = {}
