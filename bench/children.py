@@ -38,12 +38,13 @@ class Child:
             try:
                 self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self._signal_group(signal.SIGKILL)
+                self.signal_group(signal.SIGKILL)
                 self.process.wait(KILL_SECONDS)
         # A leader that died early may have left workers behind.
-        self._signal_group(signal.SIGKILL)
+        self.signal_group(signal.SIGKILL)
 
-    def _signal_group(self, number: signal.Signals) -> None:
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the child and all that it started."""
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:

@@ -20,6 +20,14 @@ from bench.children import Child, running, wait_healthy
 READY_SECONDS = 180.0
 
 
+def start_engine(
+    stack: ExitStack, vllm_dir: Path, serve_script: Path, port: int, blocks: int, number: int, log: Path
+) -> Child:
+    """Start the `number`-th engine, on a core of its own, for as long as `stack` is open; it is not ready yet."""
+    command = [*_pin(number), "bash", str(serve_script), str(vllm_dir), str(port), str(blocks)]
+    return stack.enter_context(running(f"engine {port}", command, log))
+
+
 @contextmanager
 def vllm_engines(vllm_dir: Path, serve_script: Path, ports: Sequence[int], blocks: int) -> Iterator[list[str]]:
     """Run one engine per port and yield their URLs once all of them answer; RuntimeError if one does not."""
@@ -27,8 +35,7 @@ def vllm_engines(vllm_dir: Path, serve_script: Path, ports: Sequence[int], block
     with ExitStack() as stack:
         started: list[tuple[Child, str]] = []
         for number, port in enumerate(ports):
-            command = [*_pin(number), "bash", str(serve_script), str(vllm_dir), str(port), str(blocks)]
-            child = stack.enter_context(running(f"engine {port}", command, logs / f"{port}.log"))
+            child = start_engine(stack, vllm_dir, serve_script, port, blocks, number, logs / f"{port}.log")
             started.append((child, f"http://127.0.0.1:{port}"))
         for child, url in started:
             wait_healthy(child, f"{url}/health", READY_SECONDS)
@@ -47,6 +54,12 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the command after `--` (empty without one)."""
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(prog="python -m bench.engines", description="Run vLLM engines until Ctrl-C.")
+    add_options(parser)
+    return parser.parse_args(arguments[:dashes]), list(arguments[dashes + 1 :])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which engines to start."""
     for flag, variable, text in (
         ("--vllm-dir", "MOORAGE_VLLM_DIR", "directory with the installation"),
         ("--serve-script", "MOORAGE_VLLM_SERVE", "script that serves one engine"),
@@ -55,7 +68,6 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument(flag, type=Path, default=default, required=default is None, help=f"{text} [{variable}]")
     parser.add_argument("--ports", type=int, nargs="+", default=[8101, 8102], help="one engine per port [8101 8102]")
     parser.add_argument("--blocks", type=int, default=768, help="KV blocks of each engine [768]")
-    return parser.parse_args(arguments[:dashes]), list(arguments[dashes + 1 :])
 
 
 def main() -> int:

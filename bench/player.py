@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import httpx
+
 from bench.backends import Backend
 from bench.routers import Progress, RoutedSession, Router
 from bench.workload import SessionPlan, Workload
@@ -29,6 +31,8 @@ class PlayConfig:
     """Time between two reports of a session's growth while a request streams."""
     failure_pause_s: float = 1.0
     """A failed session keeps its slot this long, so that a dead engine is not flooded."""
+    turn_retries: int = 0
+    """Tries of a turn, after the first, each placed anew, where the engine fails, as a patient worker does."""
 
     def __post_init__(self) -> None:
         if self.sessions is None and self.duration_s is None:
@@ -153,29 +157,39 @@ class Player:
             if number:
                 await asyncio.sleep(turn.tool_gap_s)
             context += plan.tool_tokens(number)
-            engine = await session.place(number, context)
-            if engine not in self._engines:
-                raise LookupError(f"the router placed turn {number} on {engine!r}, which is not one of the engines")
-            record.engine = engine
-            meter = _Meter(session, number, len(context), self._config.report_interval_s)
-            start = self._now()
-            completion = await self._engines[engine].complete(
-                f"{plan.session_id}/{number}", context, turn.output_tokens, meter.on_tokens
-            )
-            prompt_tokens = len(context)
-            context += completion.token_ids
-            record.turns.append(
-                TurnRecord(
-                    engine,
-                    start,
-                    self._now(),
-                    meter.ttft_s,
-                    prompt_tokens,
-                    turn.output_tokens,
-                    completion.cached_tokens,
-                )
-            )
-            session.report(Progress(number, prompt_tokens, turn.output_tokens, True, completion.cached_tokens))
+            context += await self._turn_with_retries(plan, session, record, number, context)
+
+    async def _turn_with_retries(
+        self, plan: SessionPlan, session: RoutedSession, record: SessionRecord, number: int, context: list[int]
+    ) -> list[int]:
+        """Play one turn and return its tokens."""
+        for left in range(self._config.turn_retries, -1, -1):
+            try:
+                return await self._play_turn(plan, session, record, number, context)
+            except (httpx.HTTPError, RuntimeError) as error:
+                if not left:
+                    raise
+                log.info("turn %d of session %s failed: %r", number, plan.session_id, error)
+                await asyncio.sleep(self._config.failure_pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _play_turn(
+        self, plan: SessionPlan, session: RoutedSession, record: SessionRecord, number: int, context: list[int]
+    ) -> list[int]:
+        turn = plan.turns[number]
+        engine = await session.place(number, context)
+        if engine not in self._engines:
+            raise LookupError(f"the router placed turn {number} on {engine!r}, which is not one of the engines")
+        record.engine = engine
+        meter = _Meter(session, number, len(context), self._config.report_interval_s)
+        start = self._now()
+        completion = await self._engines[engine].complete(
+            f"{plan.session_id}/{number}", context, turn.output_tokens, meter.on_tokens
+        )
+        prompt, cached = len(context), completion.cached_tokens
+        record.turns.append(TurnRecord(engine, start, self._now(), meter.ttft_s, prompt, turn.output_tokens, cached))
+        session.report(Progress(number, prompt, turn.output_tokens, True, cached))
+        return completion.token_ids
 
     async def _sample_occupancy(self) -> None:
         while True:

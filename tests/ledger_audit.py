@@ -18,7 +18,7 @@ Hash = dict[str, str]
 
 #: Cumulative and current counters; none may fall below zero.
 _CLASS_COUNTERS = ("act", "held", "rel", "done", "adm", "blk", "z", "d", "gap", "gapn", "hexp", "hgot")
-_INSTANCE_COUNTERS = ("ses", "blocks", "shared", "backlog", "hexp", "hgot")
+_INSTANCE_COUNTERS = ("ses", "blocks", "shared", "backlog", "ep", "clears")
 
 
 @dataclass
@@ -121,7 +121,7 @@ def discrepancies(books: Books) -> list[str]:
             bad.append(f"class {workload_class!r}: {short} = {value}")
     for key, row in books.instances.items():
         for name, value in row.items():
-            if (name in _INSTANCE_COUNTERS or name.startswith("c:")) and int(value) < 0:
+            if (name in _INSTANCE_COUNTERS or name.startswith(("c:", "hexp:", "hgot:"))) and int(value) < 0:
                 bad.append(f"instance {key!r}: {name} = {value}")
     bad += [f"{name}: lives for ever" for name, left in books.lifetimes.items() if left is None]
     return bad

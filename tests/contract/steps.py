@@ -7,7 +7,17 @@ from typing import Any
 
 from moorage_server.core.admission import Candidate
 from moorage_server.core.view import Ask
-from moorage_server.store.base import Admission, OnHold, Placed, Progress, Released, Renewed, Request, Snapshot
+from moorage_server.store.base import (
+    Admission,
+    OnHold,
+    Placed,
+    Progress,
+    Released,
+    Renewed,
+    Request,
+    Snapshot,
+    WeightUpdate,
+)
 from moorage_server.store.keys import instance_key
 from moorage_server.store.redis_store import RedisStore
 from tests.conftest import Backend
@@ -17,6 +27,8 @@ from tests.ledger_audit import Books, audit, read
 NOON = 1_800_000_000_000
 #: Silence after which an instance is gone, and after which it is forgotten.
 GONE_MS, FORGET_MS = 30_000, 600_000
+#: How long leases run on while engines stand still.
+EXCUSED_MS = 600_000
 UNLIMITED = 2**52
 
 POOL = "p"
@@ -113,7 +125,15 @@ class Steps:
 
     async def expire(self, per_second: int = 1_000, most: int = 100) -> int:
         """Ends what ran out."""
-        return await self.store.expire(self.pool, per_second, most)
+        return await self.store.expire(self.pool, per_second, most, EXCUSED_MS)
+
+    async def weights(self, begin: bool, version: str = "", instance: str = I0, **rest: Any) -> bool:
+        """The start or the end of a weight update."""
+        return await self.store.weights(self.pool, instance, WeightUpdate(begin, version, **rest))
+
+    async def turn(self, sid: str, token: str, number: int, context: int, cached: int) -> Renewed:
+        """A finished turn."""
+        return await self.progress(sid, token, turn=number, context_tokens=context, cached_tokens=cached)
 
     async def gone(self, instance: str = I0) -> str:
         """Declares a silent instance gone."""

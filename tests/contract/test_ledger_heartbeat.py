@@ -114,7 +114,7 @@ async def test_a_continuation_that_hits_and_one_that_misses(steps: Steps) -> Non
     await steps.progress("s", placed.token, turn=2, context_tokens=900, cached_tokens=100)
     books = await steps.books()
     assert (books.counter("hexp", "a"), books.counter("hgot", "a")) == (304 + 624, 304 + 100)
-    assert (books.instances[I0]["hexp"], books.instances[I0]["hgot"]) == ("928", "404")
+    assert (books.instances[I0]["hexp:a"], books.instances[I0]["hgot:a"]) == ("928", "404")
 
 
 async def test_the_first_turn_in_a_new_home_is_no_miss(steps: Steps) -> None:

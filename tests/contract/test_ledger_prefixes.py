@@ -224,6 +224,26 @@ async def test_a_new_incarnation_drops_the_index(steps: Steps) -> None:
     assert await sender.tell([2]) == "NEW_STREAM"
 
 
+async def test_an_engine_that_clears_its_cache_drops_the_index(steps: Steps) -> None:
+    await steps.snapshot(cache_epoch=5)
+    sender = Sender(steps)
+    await sender.tell([1])
+    await steps.snapshot(cache_epoch=5)
+    assert await found(steps, 1) == 1
+    await steps.snapshot(cache_epoch=6)
+    assert await found(steps, 1) == 0
+    assert await sender.tell([2]) == "NEW_STREAM"
+
+
+async def test_new_weights_drop_the_index_if_the_cache_was_cleared_with_them(steps: Steps) -> None:
+    await Sender(steps).tell([1])
+    await steps.weights(False, "2")
+    assert await found(steps, 1) == 1
+    await steps.weights(False, "3", cleared=True)
+    assert await found(steps, 1) == 0
+    assert await index(steps) == PrefixIndex(UNINDEXED, 0, None)
+
+
 async def test_a_forgotten_instance_leaves_nothing(steps: Steps) -> None:
     await Sender(steps).tell([1])
     await steps.pass_time(600_000)
@@ -330,6 +350,26 @@ async def test_a_former_home_that_is_gone_is_none(steps: Steps) -> None:
     await steps.snapshot(state="STOPPED")
     await steps.gone()
     assert (await steps.admit("s", I1, told=False)).instance == I1
+
+
+@pytest.mark.parametrize("turns", [False, True])
+async def test_a_former_home_that_cleared_its_cache_is_none(steps: Steps, turns: bool) -> None:
+    """After the pause, or before it and after the last turn."""
+    placed = await steps.placed("s")
+    if turns:
+        await steps.turn("s", placed.token, 0, 3_200, 0)
+        await steps.weights(False, "2", cleared=True)
+        await steps.release("s", placed.token, "PAUSED")
+    else:
+        await steps.release("s", placed.token, "PAUSED")
+        await steps.weights(False, "2", cleared=True)
+    assert (await steps.admit("s", I0, told=False)).fresh
+
+
+async def test_a_former_home_with_new_weights_may_have_it_still(steps: Steps) -> None:
+    await pause(steps)
+    await steps.weights(False, "2")
+    assert isinstance(await steps.admit("s", I0, told=False), Resumed)
 
 
 async def test_a_session_paused_while_it_was_held_left_nothing(steps: Steps) -> None:

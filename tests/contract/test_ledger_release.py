@@ -245,3 +245,24 @@ async def test_a_session_that_lived_before_the_call_is_not_taken_back(steps: Ste
     assert not await steps.store.withdraw(steps.pool, request(), "s", "t1")
     await steps.placed("s", I0, ask=lost.ask, inc="2", ticket="t1")
     assert not await steps.store.withdraw(steps.pool, request(), "s", "t1")
+
+
+async def test_a_failure_keeps_newcomers_away_until_the_engine_is_heard_of(steps: Steps) -> None:
+    """An engine that died fails all it has at once, and would look empty: it must not attract those who come next."""
+    failed, stays = await steps.placed("failed"), await steps.placed("stays")
+    await steps.backend.clock.advance(100)
+    await steps.release("failed", failed.token, "FAILED")
+    await steps.held("new", I0)
+    assert (await steps.books()).sessions["new"]["reason"] == "STALE_SNAPSHOT"
+    assert (await steps.place("stays", stays.token)).instance == I0
+    await steps.backend.clock.advance(100)
+    await steps.snapshot()
+    await steps.placed("new", I0)
+
+
+async def test_other_ends_keep_nobody_away(steps: Steps) -> None:
+    for outcome in ("COMPLETED", "ABORTED", "PAUSED"):
+        placed = await steps.placed(outcome)
+        await steps.backend.clock.advance(100)
+        await steps.release(outcome, placed.token, outcome)
+        await steps.placed("next" + outcome)

@@ -53,6 +53,12 @@ def config(ctx: click.Context, output: str) -> None:
 @click.option("--healthy-hit-rate", type=click.FloatRange(0, 1), help="Hit rate below which the brake acts.")
 @click.option("--max-passes", type=UINT32, help="Sessions that may pass a class whose head does not fit.")
 @click.option("--max-policy-lag", type=UINT32, help="Most versions a session may lag behind.")
+@click.option(
+    "--hold-during-weight-update/--admit-during-weight-update",
+    default=None,
+    help="Whether new sessions keep away from an instance while weights are loaded into it.",
+)
+@click.option("--weight-update-timeout", type=options.duration, help="Time after which an update is over by itself.")
 @click.option("--unset", multiple=True, metavar="FIELD", help="Back to the default, such as max-policy-lag; repeat.")
 @_FORMATS
 @click.pass_obj

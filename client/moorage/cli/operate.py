@@ -89,27 +89,59 @@ def weights() -> None:
     """Mark the start and the end of a weight update."""
 
 
-@weights.command()
+def _of_instance(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that narrow a weight update down to an instance, or one of its ranks."""
+    command = options.output_option("table", "json", "yaml")(command)
+    command = click.option("--rank", "dp_rank", type=UINT32, help="One data-parallel rank of it [default: all].")(
+        command
+    )
+    return click.option("--instance", "instance_id", metavar="INSTANCE", help="One instance [default: all].")(command)
+
+
+@weights.command(cls=options.Verb)
 @click.argument("version")
+@_of_instance
 @click.pass_obj
-def begin(settings: options.Settings, version: str) -> None:
-    """Say that weights VERSION are being loaded."""
+def begin(settings: options.Settings, version: str, instance_id: str | None, dp_rank: int | None, output: str) -> None:
+    """Say that weights VERSION are being loaded: new sessions wait, nothing is braked, leases run on."""
     from moorage.v1.operator_pb2 import BeginWeightUpdateRequest
 
+    request = BeginWeightUpdateRequest(
+        pool=settings.pool, weight_version=version, instance_id=instance_id or "", dp_rank=dp_rank
+    )
     with connect(settings) as api:
-        request = BeginWeightUpdateRequest(pool=settings.pool, weight_version=version)
-        api.call(api.operator.BeginWeightUpdate, request)
-    click.echo(f"pool/{cell(settings.pool)} weight update begun version={cell(version)}")
+        answer = api.call(api.operator.BeginWeightUpdate, request)
+    line = f"pool/{cell(settings.pool)} weight update begun version={cell(version)} ranks={answer.changed}"
+    emit(answer, output, lambda: [line])
 
 
-@weights.command()
-@click.argument("version")
+@weights.command(cls=options.Verb)
+@click.argument("version", required=False)
+@click.option("--policy-version", type=int, help="The trainer's number of VERSION [default: VERSION, if a number].")
+@click.option("--cache-cleared", is_flag=True, help="The engines' prefix caches were cleared with it.")
+@_of_instance
 @click.pass_obj
-def end(settings: options.Settings, version: str) -> None:
-    """Say that weights VERSION are in force."""
+def end(
+    settings: options.Settings,
+    version: str | None,
+    policy_version: int | None,
+    cache_cleared: bool,
+    instance_id: str | None,
+    dp_rank: int | None,
+    output: str,
+) -> None:
+    """Say that weights VERSION are in force; without VERSION, that the old ones stay."""
     from moorage.v1.operator_pb2 import EndWeightUpdateRequest
 
+    request = EndWeightUpdateRequest(
+        pool=settings.pool,
+        weight_version=version or "",
+        policy_version=policy_version,
+        cache_cleared=cache_cleared or None,
+        instance_id=instance_id or "",
+        dp_rank=dp_rank,
+    )
     with connect(settings) as api:
-        request = EndWeightUpdateRequest(pool=settings.pool, weight_version=version)
-        api.call(api.operator.EndWeightUpdate, request)
-    click.echo(f"pool/{cell(settings.pool)} weight update ended version={cell(version)}")
+        answer = api.call(api.operator.EndWeightUpdate, request)
+    said = f"ended version={cell(version)}" if version else "ended, the old weights stay"
+    emit(answer, output, lambda: [f"pool/{cell(settings.pool)} weight update {said} ranks={answer.changed}"])

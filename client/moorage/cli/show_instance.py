@@ -25,6 +25,10 @@ def status(instance: Instance) -> str:
         words.append("DRAINING")
     if instance.cordoned:
         words.append("CORDONED")
+    if instance.updating_weights:
+        words.append("UPDATING")
+    if instance.stalled:
+        words.append("STALLED")
     return ",".join(words)
 
 
@@ -76,7 +80,7 @@ def details(instance: Instance) -> list[str]:
                 ("Incarnation", cell(snapshot.incarnation)),
                 ("Status", f"{status(instance)}, {enum_name(instance, 'freshness')}"),
                 ("Last snapshot", f"{duration(instance, 'age')} ago, sequence {snapshot.sequence}"),
-                ("Weights", cell(snapshot.weight_version)),
+                ("Weights", _weights(instance)),
                 ("Cache epoch", optional(snapshot, "cache_epoch")),
                 ("Sessions", f"{instance.active_sessions} of cap {instance.session_cap}"),
                 ("Booked blocks", f"{instance.reserved_blocks} of budget {optional(instance, 'budget_blocks')}"),
@@ -93,6 +97,11 @@ def details(instance: Instance) -> list[str]:
         "Signals:",
         *indented(_signals(instance)),
     ]
+
+
+def _weights(instance: Instance) -> str:
+    version, changes = cell(instance.snapshot.weight_version), instance.weight_epoch
+    return f"{version}, policy version {optional(instance, 'policy_version')}, changed {changes} times"
 
 
 def _engine_blocks(instance: Instance) -> str:

@@ -49,7 +49,9 @@ def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
         ask = ask.moved(int(row["ctx"]))
     verdict = admission.decide(view, ask)
     if verdict.candidates:
-        hold.detail = f"there is room on {verdict.candidates[0].instance} now: enters at its next try"
+        hold.detail = (
+            f"there is room on {view.instances[verdict.candidates[0].instance].label} now: enters at its next try"
+        )
         return hold
     hold.reason = pb.HoldReason.Value(f"HOLD_REASON_{verdict.reason}")
     remedy = RELEASED_BY.get(verdict.reason, "it is changed: it can not enter as it is")

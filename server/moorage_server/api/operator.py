@@ -9,11 +9,11 @@ from moorage.v1 import operator_pb2 as opb
 from moorage.v1 import operator_pb2_grpc
 from moorage_server.api import pool_config, validation
 from moorage_server.api.pools import known_pool
-from moorage_server.api.scheduler import identity
-from moorage_server.core.view import Instance
-from moorage_server.errors import InstanceUnknown, NotSupported, WrongState
+from moorage_server.api.scheduler import identity, policy_version_of
+from moorage_server.core.view import Instance, Pool
+from moorage_server.errors import InstanceUnknown, WrongState
 from moorage_server.runtime.control import ControlPlane
-from moorage_server.store.base import Request
+from moorage_server.store.base import Request, WeightUpdate
 from moorage_server.store.parse import encode_config
 
 #: Tries of a masked change while others change the same pool.
@@ -21,6 +21,7 @@ _TRIES = 10
 _EVICTED = "EVICTED"
 
 _InstanceRequest = opb.CordonInstanceRequest | opb.UncordonInstanceRequest | opb.DrainInstanceRequest
+_OfInstance = _InstanceRequest | opb.BeginWeightUpdateRequest | opb.EndWeightUpdateRequest
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -63,14 +64,25 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def BeginWeightUpdate(
         self, request: opb.BeginWeightUpdateRequest, context: Any
     ) -> opb.BeginWeightUpdateResponse:
-        """Not supported by this server."""
+        """See operator.proto."""
         validation.weight_update(request)
-        raise NotSupported("BeginWeightUpdate")
+        view = await known_pool(self._control, validation.pool_of(request))
+        update = WeightUpdate(True, request.weight_version, hold=view.config.hold_during_weight_update)
+        return opb.BeginWeightUpdateResponse(changed=await self._update_weights(view, request, update))
 
     async def EndWeightUpdate(self, request: opb.EndWeightUpdateRequest, context: Any) -> opb.EndWeightUpdateResponse:
-        """Not supported by this server."""
+        """See operator.proto."""
         validation.weight_update(request)
-        raise NotSupported("EndWeightUpdate")
+        view = await known_pool(self._control, validation.pool_of(request))
+        told = request.policy_version if request.HasField("policy_version") else None
+        update = WeightUpdate(
+            False,
+            request.weight_version,
+            policy_version_of(request.weight_version) if told is None else told,
+            cleared=request.cache_cleared,
+            reason="ended" if request.weight_version else "failed",
+        )
+        return opb.EndWeightUpdateResponse(changed=await self._update_weights(view, request, update))
 
     async def EvictSession(self, request: opb.EvictSessionRequest, context: Any) -> opb.EvictSessionResponse:
         """See operator.proto."""
@@ -88,15 +100,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Marks the ranks that the request means and that need it: how many, and the sessions on all of those meant."""
         validation.instance(request)
         pool = validation.pool_of(request)
-        rank = request.dp_rank if request.HasField("dp_rank") else None
-        view = await known_pool(self._control, pool)
-        meant = [
-            i
-            for i in view.instances.values()
-            if i.instance_id == request.instance_id and (rank is None or i.dp_rank == rank)
-        ]
-        if not meant:
-            raise InstanceUnknown(pool, request.instance_id, rank)
+        meant = _meant(await known_pool(self._control, pool), request)
         changed = 0
         for item in meant:
             if needs_it(item):
@@ -104,3 +108,27 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 changed += known
         self._control.desk(pool).wake()
         return changed, sum(i.sessions for i in meant)
+
+    async def _update_weights(
+        self, view: Pool, request: opb.BeginWeightUpdateRequest | opb.EndWeightUpdateRequest, update: WeightUpdate
+    ) -> int:
+        """Carries an update to the ranks that the request means, all of the pool's where it names none."""
+        meant = _meant(view, request) if request.instance_id else list(view.instances.values())
+        changed = 0
+        for item in meant:
+            changed += await self._control.store.weights(view.name, item.key, update)
+        self._control.desk(view.name).wake()
+        return changed
+
+
+def _meant(view: Pool, request: _OfInstance) -> list[Instance]:
+    """The ranks that a request names. Raises InstanceUnknown where there are none."""
+    rank = request.dp_rank if request.HasField("dp_rank") else None
+    meant = [
+        i
+        for i in view.instances.values()
+        if i.instance_id == request.instance_id and (rank is None or i.dp_rank == rank)
+    ]
+    if not meant:
+        raise InstanceUnknown(view.name, request.instance_id, rank)
+    return meant

@@ -26,8 +26,9 @@ _PLAIN = (
     "healthy_hit_rate",
     "max_passes",
     "max_policy_lag",
+    "hold_during_weight_update",
 )
-_DURATIONS = ("lease_ttl", "heartbeat_interval", "gone_after", "epoch_interval")
+_DURATIONS = ("lease_ttl", "heartbeat_interval", "gone_after", "epoch_interval", "weight_update_timeout")
 _MODE_TO_CORE = {
     operator_pb2.MODE_UNSPECIFIED: core.ENFORCE,
     operator_pb2.MODE_ENFORCE: core.ENFORCE,

@@ -59,6 +59,7 @@ def pool(view: Pool) -> ipb.GetPoolResponse:
         unknown_class_total=view.unknown_class,
         decisions_per_second=view.decisions_per_second,
         epochs=view.epochs,
+        policy_version=view.policy_version,
     )
     message.config.CopyFrom(pool_config.to_proto(view.config))
     return message
@@ -95,6 +96,10 @@ def instance(view: Pool, item: Instance) -> ipb.Instance:
         budget_blocks=item.budget,
         forecast_blocks=max(item.need[: len(forecast.HORIZONS)], default=None),
         age=age,
+        updating_weights=item.updating,
+        policy_version=item.policy_version,
+        weight_epoch=item.epoch,
+        stalled=item.stalled,
     )
     message.prefix_index.CopyFrom(_prefix_index(view, item))
     message.snapshot.ParseFromString(item.snapshot)
@@ -166,6 +171,8 @@ def session(now_ms: int, record: SessionRecord) -> ipb.Session:
             message.context_tokens = int(row["ctx"])
     if row.get("turn"):
         message.turn = int(row["turn"])
+    if row.get("pv"):
+        message.policy_version = int(row["pv"])
     if row.get("token") and row.get("exp") and row.get("st") != "paused":
         message.lease.ttl.CopyFrom(to_duration(int(row["ttl"]) / 1000.0))
         message.lease.expire_time.CopyFrom(to_timestamp(int(row["exp"]) / 1000.0))

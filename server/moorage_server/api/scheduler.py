@@ -9,6 +9,7 @@ from typing import Any
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage.v1 import scheduler_pb2_grpc
+from moorage_server import limits
 from moorage_server.api import validation
 from moorage_server.api.times import to_duration, to_seconds, to_timestamp
 from moorage_server.core.admission import Verdict
@@ -167,6 +168,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 item.block_size if item.HasField("block_size") else None,
                 kept.SerializeToString(),
                 _age_ms(item),
+                item.weight_version,
+                policy_version_of(item.weight_version),
+                item.cache_epoch if item.HasField("cache_epoch") else None,
             ),
         )
         ack.accepted = status in ("OK", "NEW")
@@ -271,6 +275,8 @@ def _fill_placed(response: pb.AdmitResponse | pb.PlaceResponse, view: Pool, plac
     placement.instance_id, placement.dp_rank, placement.incarnation = name, rank, placed.incarnation
     placement.endpoint = instance.endpoint if instance is not None else ""
     placement.expected_cached_tokens = placed.cached_tokens or 0
+    if instance is not None and instance.policy_version is not None:
+        placement.policy_version = instance.policy_version
     lease.token = placed.token
     lease.ttl.CopyFrom(to_duration(placed.ttl_ms / 1000.0))
     lease.expire_time.CopyFrom(to_timestamp(placed.expires_ms / 1000.0))
@@ -311,3 +317,11 @@ def _age_ms(item: pb.InstanceSnapshot) -> int:
         return 0
     observed = item.observed_time.seconds + item.observed_time.nanos / 1e9
     return max(0, int(1000 * (time.time() - observed)))
+
+
+def policy_version_of(weight_version: str) -> int | None:
+    """The trainer's number of a version, where its name is one."""
+    if not (weight_version.isascii() and weight_version.isdecimal()):
+        return None
+    number = int(weight_version)
+    return number if number <= limits.COUNTER else None

@@ -31,7 +31,7 @@ _PROGRESS_PHASES = {
 _MODES = {int(n): name for name, n in operator_pb2.Mode.items()}
 
 _CONFIG_FIELDS = frozenset(f.name for f in operator_pb2.PoolConfig.DESCRIPTOR.fields)
-_CONFIG_DURATIONS = ("lease_ttl", "heartbeat_interval", "gone_after", "epoch_interval")
+_CONFIG_DURATIONS = ("lease_ttl", "heartbeat_interval", "gone_after", "epoch_interval", "weight_update_timeout")
 #: What a mask path into the map of classes begins with; the rest is the class's name, dots included.
 CLASS_PATH: Final = "classes."
 
@@ -280,10 +280,16 @@ def instance(request: _OfInstance) -> None:
 
 
 def weight_update(request: operator_pb2.BeginWeightUpdateRequest | operator_pb2.EndWeightUpdateRequest) -> None:
-    """Checks a BeginWeightUpdateRequest or EndWeightUpdateRequest."""
+    """Checks a BeginWeightUpdateRequest or EndWeightUpdateRequest; the end of one that failed names no version."""
     bad: list[Violation] = []
     fields.optional_id(bad, "pool", request.pool)
-    fields.required_id(bad, "weight_version", request.weight_version)
+    fields.optional_id(bad, "instance_id", request.instance_id)
+    if isinstance(request, operator_pb2.BeginWeightUpdateRequest):
+        fields.required_id(bad, "weight_version", request.weight_version)
+    else:
+        fields.optional_id(bad, "weight_version", request.weight_version)
+    if request.HasField("dp_rank") and not request.instance_id:
+        bad.append(Violation.of("dp_rank", request.dp_rank, "absent where no instance_id is given"))
     _raise_if(bad)
 
 

@@ -80,14 +80,17 @@ def closed(pool: Pool) -> tuple[str, str] | None:
     alive = pool.alive()
     if not alive:
         return NO_INSTANCE, "no instance of the pool is alive"
+    if any(i.open for i in alive):
+        return None
+    # Those that will serve again by themselves are what it waits for.
+    if any(not (i.cordoned or i.draining) and (i.state in (PAUSED, SLEEPING) or i.update_holds) for i in alive):
+        loading = sum(i.updating for i in alive)
+        asleep = sum(i.state in (PAUSED, SLEEPING) for i in alive)
+        return WEIGHT_UPDATE, f"of {len(alive)} instances {loading} load weights, {asleep} are paused or asleep"
     serving = [i for i in alive if i.state == SERVING]
     if not serving:
-        if all(i.state in (PAUSED, SLEEPING) for i in alive):
-            return WEIGHT_UPDATE, f"all {len(alive)} instances are paused or asleep"
         return IS_DRAINING, "no instance serves: " + ", ".join(sorted({i.state for i in alive}))
-    if all(i.cordoned or i.draining for i in serving):
-        return IS_DRAINING, f"all {len(serving)} serving instances are cordoned or draining"
-    return None
+    return IS_DRAINING, f"all {len(serving)} serving instances are cordoned or draining"
 
 
 def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
@@ -95,6 +98,8 @@ def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
     configured = pool.config.classes.get(ask.workload_class)
     if configured is not None and configured.refused and not ask.homeless:
         return CLASS_REFUSED, f"class {ask.workload_class!r} is refused by configuration"
+    if (stale := _too_stale(pool, ask)) is not None:
+        return stale
     alive = pool.alive()
     if ask.prompt_tokens is None or not alive:
         return None
@@ -102,6 +107,21 @@ def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
     if ask.prompt_tokens > largest:
         return TOO_LARGE, f"a prompt of {ask.prompt_tokens} tokens; the largest instance takes {largest}"
     return None
+
+
+def _too_stale(pool: Pool, ask: Ask) -> tuple[str, str] | None:
+    """Why a sample of the session could not be trained on any more.
+
+    Asked again at every try, so that versions that pass while it waits count as well.
+    """
+    newest, lag = pool.policy_version, pool.config.max_policy_lag
+    if lag is None or newest is None or ask.policy_version is None or ask.homeless:
+        return None
+    behind = newest - ask.policy_version
+    if behind <= lag:
+        return None
+    detail = f"policy version {ask.policy_version} is {behind} behind {newest}, at most {lag} are allowed"
+    return STALENESS_LIMIT, detail
 
 
 def _most_tokens(instance: Instance) -> int:
@@ -123,22 +143,26 @@ def _consider(
     cap = _cap_in_force(pool, instance)
     bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, reused)
     if ask.prompt_tokens is not None and ask.prompt_tokens > _most_tokens(instance):
-        return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.key} can serve"
+        return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.label} can serve"
+    if instance.suspect:
+        return None, STALE_SNAPSHOT, f"a session failed on {instance.label} since it was last heard of"
     if instance.sessions >= cap:
-        return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.key}"
+        return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.label}"
     if config.policy == cfg.STATIC:
         return bare, "", ""
     capacity = instance.capacity(config)
     if capacity is None:
-        return None, STALE_SNAPSHOT, f"{instance.key} has not reported its blocks"
+        return None, STALE_SNAPSHOT, f"{instance.label} has not reported its blocks"
     asks = asks_of(instance.block_size, shared, instance.max_context)
     limits = guards(pool, instance, capacity, asks)
     need = instance.need or (0,) * forecast.WIDTH
     for n, a, limit in zip(need, asks, limits, strict=True):
         if n + a > limit:
-            fresh = pool.freshness(instance) == FRESH
-            detail = f"{n} blocks needed + {a} asked > {limit} on {instance.key}"
-            return None, KV_BUDGET if fresh else STALE_SNAPSHOT, detail
+            detail = f"{n} blocks needed + {a} asked > {limit} on {instance.label}"
+            if pool.freshness(instance) == FRESH:
+                return None, KV_BUDGET, detail
+            why = "stands still" if instance.stalled else f"is known as it was {pool.age_s(instance):.1f} s ago"
+            return None, STALE_SNAPSHOT, f"{instance.label} {why}; {detail}"
     return replace(bare, asks=asks, limits=limits), "", ""
 
 
@@ -168,7 +192,7 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
     shut = closed(pool)
     if shut is not None:
         return Verdict(ask, *shut)
-    usable = [i for i in pool.alive() if i.state == SERVING and not i.cordoned and not i.draining]
+    usable = [i for i in pool.alive() if i.open]
     growth = estimates.growth_of(pool, ask.workload_class)
     booked = forecast.tokens_to_book(ask, growth)
     asks_of = cache(partial(forecast.newcomer, ask, growth))
@@ -187,7 +211,8 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
 
 def observe(pool: Pool, ask: Ask) -> Verdict:
     """OBSERVE: by placement cost alone, with the reason that ENFORCE would have held it for."""
-    usable = [i for i in pool.alive() if i.state in (SERVING, DRAINING)] or pool.alive()
+    alive = pool.alive()
+    usable = [i for i in alive if i.open] or [i for i in alive if i.state in (SERVING, DRAINING)] or alive
     would = decide(pool, ask)
     class_prefix = pool.config.shared_prefix(ask.workload_class)
     found = []

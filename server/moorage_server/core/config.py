@@ -64,6 +64,9 @@ class PoolConfig:
     max_passes: int = 12
     #: None means no limit.
     max_policy_lag: int | None = None
+    hold_during_weight_update: bool = True
+    #: A weight update that nobody ends is over after this long; so long leases run on while engines stand still.
+    weight_update_timeout_s: float = 600.0
 
     @property
     def stale_after_s(self) -> float:
@@ -132,6 +135,8 @@ def check(config: PoolConfig) -> list[ConfigProblem]:
     need(0.0 <= config.forecast_margin <= 10.0, "forecast_margin", config.forecast_margin, "0 to 10")
     need(0.0 <= config.healthy_hit_rate <= 1.0, "healthy_hit_rate", config.healthy_hit_rate, "0 to 1")
     need(0 <= config.max_passes <= 1_000_000, "max_passes", config.max_passes, "0 to 1000000")
+    timeout = config.weight_update_timeout_s
+    need(1.0 <= timeout <= 86_400.0, "weight_update_timeout_s", timeout, "1 to 86400 seconds")
     names: dict[str, str] = {}
     for name, c in config.classes.items():
         key = f"classes.{name}"

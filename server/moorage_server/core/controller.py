@@ -13,14 +13,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moorage_server.core import config as cfg
-from moorage_server.core import estimates, forecast, placement, pressure, quotas
+from moorage_server.core import estimates, forecast, placement, pressure, quotas, watch
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.estimates import Exposure
-from moorage_server.core.pressure import Brake, Sample
-from moorage_server.core.view import Class, Ended, Instance, Pool, Published
-
-#: Time constant of the allocation rate, seconds.
-_RATE_S = 8.0
+from moorage_server.core.view import SERVING, Class, Ended, Instance, Pool, Published
+from moorage_server.core.watch import Signal, Watched
 
 
 @dataclass(slots=True)
@@ -52,18 +49,6 @@ class Happened:
 
 
 @dataclass(slots=True)
-class Watched:
-    """What the controller remembers of one instance."""
-
-    incarnation: str
-    brake: Brake = field(default_factory=Brake)
-    #: Blocks allocated per second, smoothed; None until two snapshots were seen.
-    allocation: float | None = None
-    tokens_seen: int | None = None
-    seen_ms: int = 0
-
-
-@dataclass(slots=True)
 class State:
     """All that outlives an epoch."""
 
@@ -82,7 +67,8 @@ class Ruling:
     brake: float
     pressure: float
     drained_blocks: int
-    signals: tuple[tuple[str, float | None, float | None, str], ...]
+    stalled: bool
+    signals: tuple[Signal, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +86,7 @@ def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> 
     rows = list(rows)
     published = _estimate(state, pool, rows, happened, elapsed_s)
     alive = {i.key: i for i in pool.alive()}
-    state.watched = {key: _watch(state.watched.get(key), i) for key, i in alive.items()}
+    state.watched = {key: watch.of(state.watched.get(key), i) for key, i in alive.items()}
     rulings: dict[str, Ruling] = {}
     for key, instance in alive.items():
         ruling, blocks = _rule(state.watched[key], instance, pool, published, elapsed_s)
@@ -123,8 +109,9 @@ def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -
     names = {name: n for n, name in enumerate(models)}
     growth = {n: forecast.growth(models[name]) for name, n in names.items()}
     ceilings = [min(r.ceiling, _limit(pool.instances[r.instance])) for r in kept]
+    runs = {i.key: i.state == SERVING and not i.stalled for i in instances}
     tokens = [
-        tokens_now(r, models[r.workload_class].growth, most, pool.now_ms)
+        tokens_now(r, models[r.workload_class].growth if runs[r.instance] else 0.0, most, pool.now_ms)
         for r, most in zip(kept, ceilings, strict=True)
     ]
     living = forecast.Living(
@@ -186,46 +173,12 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
     return published
 
 
-def _watch(watched: Watched | None, instance: Instance) -> Watched:
-    """The memory of an instance; a new incarnation starts afresh."""
-    if watched is None or watched.incarnation != instance.incarnation:
-        return Watched(instance.incarnation)
-    return watched
-
-
-def _allocation(watched: Watched, instance: Instance) -> None:
-    """Updates a_w, the blocks that the engine allocates per second, from its counters."""
-    if instance.prefill_tokens is None or instance.generation_tokens is None:
-        return
-    tokens = instance.prefill_tokens + instance.generation_tokens
-    elapsed_s = (instance.seen_ms - watched.seen_ms) / 1000.0
-    if elapsed_s <= 0:
-        return
-    if watched.tokens_seen is not None and tokens >= watched.tokens_seen:
-        rate = (tokens - watched.tokens_seen) / instance.block_size / elapsed_s
-        weight = 1.0 - math.exp(-elapsed_s / _RATE_S)
-        watched.allocation = (
-            rate if watched.allocation is None else watched.allocation + weight * (rate - watched.allocation)
-        )
-    watched.tokens_seen, watched.seen_ms = tokens, instance.seen_ms
-
-
 def _rule(
     watched: Watched, instance: Instance, pool: Pool, published: Mapping[str, Published], elapsed_s: float
 ) -> tuple[Ruling, dict[str, float]]:
     """Brake, budget, cap and quotas of one instance; also its quotas in blocks by class."""
     config = pool.config
-    _allocation(watched, instance)
-    sample = Sample(
-        pool.now_ms / 1000.0,
-        instance.expected_hit_tokens,
-        instance.found_hit_tokens,
-        instance.prefix_query_tokens,
-        instance.prefix_hit_tokens,
-        instance.preemptions,
-        instance.waiting_capacity,
-    )
-    watched.brake = pressure.step(watched.brake, sample, elapsed_s, config.healthy_hit_rate)
+    watched.look(pool, instance, elapsed_s)
     brake = watched.brake
     gaps = [published[n].gap_s for n, count in instance.by_class.items() if count > 0 and n in published]
     gap_s = max((g for g in gaps if g is not None), default=0.0)
@@ -247,7 +200,8 @@ def _rule(
         brake=brake.factor,
         pressure=brake.pressure,
         drained_blocks=drained,
-        signals=_signals(watched, instance, pool.now_ms, gap_s),
+        stalled=watched.stalled,
+        signals=watched.signals(pool, instance, gap_s),
     )
     return ruling, {name: quota.blocks for name, quota in table.items()}
 
@@ -289,40 +243,3 @@ def _quotas(
     footprint = {n: published[n].reference_blocks for n in known}
     residency = {n: published[n].residency_s for n in known} if config.policy == cfg.MISA_T else None
     return quotas.shares(float(capacity), known, footprint, residency)
-
-
-def _signals(
-    watched: Watched, instance: Instance, now_ms: int, gap_s: float
-) -> tuple[tuple[str, float | None, float | None, str], ...]:
-    """What the policy listens to: name, value, age in seconds, and what it makes of it."""
-    reading = pressure.read(watched.brake.samples)
-    age = max(0.0, (now_ms - instance.seen_ms) / 1000.0)
-    brake = watched.brake
-    return (
-        (
-            "continuation_hit_rate",
-            reading.continuation,
-            0.0 if reading.continuation is not None else None,
-            f"over {pressure.WINDOW_S:g} s, healthy is {brake.healthy:.2f}",
-        ),
-        ("engine_hit_rate", reading.raw, age if reading.raw is not None else None, "used where no session reports"),
-        (
-            "preemptions",
-            None if instance.preemptions is None else float(instance.preemptions),
-            age,
-            "any new one brakes",
-        ),
-        (
-            "waiting_for_capacity",
-            None if instance.waiting_capacity is None else float(instance.waiting_capacity),
-            age,
-            "brakes when it persists",
-        ),
-        (
-            "allocation_blocks_per_second",
-            watched.allocation,
-            age if watched.allocation is not None else None,
-            f"times a gap of {gap_s:.2f} s is kept free",
-        ),
-        ("brake", brake.factor, 0.0, brake.why or "released"),
-    )

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from moorage_server.core.controller import State, Watched
+from moorage_server.core.controller import State
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import BINS, Survival
 from moorage_server.core.view import Class
+from moorage_server.core.watch import Watched
 
 #: Raised whenever the text's layout changes; a state of another layout is dropped, and learnt anew.
-LAYOUT = 1
+LAYOUT = 2
 
 
 def dump(state: State) -> str:
@@ -51,6 +52,12 @@ def load(text: str) -> State:
         state.exposures[name] = exposure
     for key, row in data["watched"].items():
         brake = row.pop("brake")
-        samples = [Sample(**s) for s in brake.pop("samples")]
-        state.watched[key] = Watched(**row, brake=Brake(**brake, samples=samples))
+        samples = [_sample(s) for s in brake.pop("samples")]
+        done = tuple(row.pop("done"))
+        state.watched[key] = Watched(**row, done=done, brake=Brake(**brake, samples=samples))
     return state
+
+
+def _sample(row: dict[str, Any]) -> Sample:
+    turns = {name: (expected, found) for name, (expected, found) in row.pop("turns").items()}
+    return Sample(**row, turns=turns)

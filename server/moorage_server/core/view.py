@@ -118,7 +118,19 @@ class Instance:
     preemptions: int | None = None
     prefill_rate: float | None = None
     max_context: int | None = None
+    running: int | None = None
+    #: What it serves, and since when other weights are being loaded; None while none are.
     weight_version: str = ""
+    policy_version: int | None = None
+    updating_since_ms: int | None = None
+    #: New sessions keep away until the update is over.
+    update_holds: bool = False
+    #: Times its weights or its cache changed under its sessions.
+    epoch: int = 0
+    #: It answers, has work, and does none of it.
+    stalled: bool = False
+    #: When a session last failed there.
+    failed_at_ms: int | None = None
     #: Booked.
     sessions: int = 0
     by_class: dict[str, int] = field(default_factory=dict)
@@ -126,9 +138,9 @@ class Instance:
     shared_blocks: int = 0
     groups: dict[str, int] = field(default_factory=dict)
     backlog_blocks: int = 0
-    #: Continuation hits: tokens expected and found in the cache, cumulative.
-    expected_hit_tokens: int = 0
-    found_hit_tokens: int = 0
+    #: Continuation hits by class: tokens expected and found in the cache, cumulative; and when the last were counted.
+    hits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    hits_at_ms: int | None = None
     prefixes: PrefixIndex = _NO_INDEX
     #: Published by the controller; empty or None until its first epoch.
     need: tuple[int, ...] = ()
@@ -146,6 +158,26 @@ class Instance:
     def draining(self) -> bool:
         """Whether sessions are to leave, by the engine's word or an operator's."""
         return self.drain_asked or self.state == DRAINING
+
+    @property
+    def label(self) -> str:
+        """The instance, for people."""
+        return f"{self.instance_id} rank {self.dp_rank}" if self.dp_rank else self.instance_id
+
+    @property
+    def updating(self) -> bool:
+        """Whether weights are being loaded into it."""
+        return self.updating_since_ms is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes new sessions at all."""
+        return self.state == SERVING and not (self.update_holds or self.cordoned or self.draining)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a session failed there since it was last heard of: it may be gone, and attract all that fail fast."""
+        return self.failed_at_ms is not None and self.failed_at_ms > self.seen_ms
 
     def capacity(self, config: PoolConfig) -> int | None:
         """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown.
@@ -263,15 +295,29 @@ class Pool:
         )
 
     def freshness(self, instance: Instance) -> str:
-        """FRESH, STALE or GONE by the age of the last snapshot (contract.md, *Alive*).
+        """FRESH, STALE or GONE by the age of what is known (contract.md, *Alive*).
 
-        After an outage of our own nobody is gone for being silent: nobody could report.
+        An engine that stands still is STALE. After an outage of our own nobody is gone for being silent: nobody could
+        report.
         """
-        age_s = (self.now_ms - instance.seen_ms) / 1000.0
-        silent = age_s >= self.config.gone_after_s and not self.in_grace
+        silent = self.silence_s(instance) >= self.config.gone_after_s and not self.in_grace
         if instance.gone or instance.state == STOPPED or silent:
             return GONE
-        return FRESH if age_s <= self.config.stale_after_s else STALE
+        fresh = self.age_s(instance) <= self.config.stale_after_s and not instance.stalled
+        return FRESH if fresh else STALE
+
+    def silence_s(self, instance: Instance) -> float:
+        """Seconds since the instance was last heard of."""
+        return (self.now_ms - instance.seen_ms) / 1000.0
+
+    def age_s(self, instance: Instance) -> float:
+        """Age of what is known of the instance, in seconds: its snapshot may have been old when it came."""
+        return self.silence_s(instance) + instance.observed_age_ms / 1000.0
+
+    @property
+    def policy_version(self) -> int | None:
+        """Newest policy version that any instance serves; None while unknown."""
+        return max((i.policy_version for i in self.alive() if i.policy_version is not None), default=None)
 
     def alive(self) -> list[Instance]:
         """Instances that are not gone."""

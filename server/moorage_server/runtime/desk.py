@@ -151,8 +151,7 @@ class Desk:
             # The ledger refused what was decided on outdated numbers.
             view = await self._read_again()
             verdict = self._decide(view, arrival.ask)
-            if verdict.candidates:
-                result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
+            result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
         if not isinstance(result, OnHold) or max_wait_s <= 0:
             return result, verdict
         waited = await self._wait(arrival, result, max_wait_s)

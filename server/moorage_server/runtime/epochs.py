@@ -14,13 +14,14 @@ import uuid
 import structlog
 
 from moorage_server.core import controller, persist
+from moorage_server.core.config import PoolConfig
 from moorage_server.core.controller import Outcome, State
 from moorage_server.core.view import Pool
 from moorage_server.errors import StoreUnavailable
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.mirror import Mirror
 from moorage_server.store import parse
-from moorage_server.store.base import InstanceUpdate, Store
+from moorage_server.store.base import InstanceUpdate, Store, WeightUpdate
 
 log = structlog.get_logger("moorage.epochs")
 
@@ -127,7 +128,7 @@ class Epochs:
                 self._mirror.inherit()
             log.info("epoch_taken", pool=self._pool, epoch_ms=int(1000 * interval))
         if self._state is not None:
-            await self._epoch(config.gone_after_s)
+            await self._epoch(config)
         while (left := started + interval - asyncio.get_running_loop().time()) > 0 and self._state is not None:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes with what it waits for.
@@ -137,12 +138,12 @@ class Epochs:
                 await self._refresh()
                 await asyncio.sleep(_REFRESH_S)
 
-    async def _epoch(self, gone_after_s: float) -> None:
+    async def _epoch(self, config: PoolConfig) -> None:
         assert self._state is not None
         view = await self._read()
         if view is None:
             return
-        await self._reap(view, gone_after_s)
+        await self._reap(view, config)
         outcome = controller.epoch(self._state, view, self._mirror.rows.values(), self._mirror.take())
         self._measure(view)
         updates = [self._update(view, key, need, outcome) for key, need in outcome.needs.items()]
@@ -175,14 +176,17 @@ class Epochs:
             self._mirror.revision, more = changes.revision, changes.more
         return view
 
-    async def _reap(self, view: Pool, gone_after_s: float) -> None:
-        """Ends what ran out, and declares silent instances gone."""
+    async def _reap(self, view: Pool, config: PoolConfig) -> None:
+        """Ends what ran out, weight updates included, and declares silent instances gone."""
         total = sum(c.active + c.held for c in view.classes.values())
         brake = max(_EXPIRE_LEAST, int(total * _EXPIRE_SHARE))
-        while await self._store.expire(self._pool, brake, _EXPIRE) == _EXPIRE:
+        timeout_ms = int(1000 * config.weight_update_timeout_s)
+        while await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms) == _EXPIRE:
             pass
-        gone_ms = int(1000 * gone_after_s)
+        gone_ms = int(1000 * config.gone_after_s)
         for instance in view.instances.values():
+            if instance.updating_since_ms is not None and view.now_ms - instance.updating_since_ms >= timeout_ms:
+                await self._store.weights(self._pool, instance.key, WeightUpdate(False, reason="nobody ended it"))
             if view.now_ms - instance.seen_ms >= gone_ms or instance.state == "STOPPED":
                 await self._store.gone(self._pool, instance.key, gone_ms, _FORGET * gone_ms)
 
@@ -205,6 +209,7 @@ class Epochs:
                 "pressure": f"{ruling.pressure:.4f}",
                 "drained": str(ruling.drained_blocks),
                 "signals": json.dumps(ruling.signals),
+                "stalled": str(int(ruling.stalled)),
             }
             if instance.total_blocks is not None:
                 fields["budget"] = str(ruling.budget)

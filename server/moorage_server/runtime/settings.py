@@ -206,6 +206,14 @@ class PoolSettings(Section):
         le=2**32 - 1,
         description="Most versions a session may lag behind; unset: no limit.",
     )
+    hold_during_weight_update: bool = Field(
+        default=_POOL.hold_during_weight_update,
+        description="Keep new sessions away from an instance while weights are loaded into it.",
+    )
+    weight_update_timeout_s: float = Field(
+        default=_POOL.weight_update_timeout_s,
+        description="Seconds after which a weight update that nobody ends is over, 1 to 86400.",
+    )
 
     def to_core(self) -> core.PoolConfig:
         """The core's form. Bounds are not checked here."""

@@ -161,6 +161,23 @@ class Snapshot:
     block_size: int | None
     raw: bytes
     age_ms: int = 0
+    weight_version: str = ""
+    policy_version: int | None = None
+    cache_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """The start (``begin``) or the end of a weight update; ``version`` '' at the end means that the old ones stay."""
+
+    begin: bool
+    version: str = ""
+    policy_version: int | None = None
+    #: At the start: keep new sessions away meanwhile.
+    hold: bool = False
+    #: At the end: the prefix cache was cleared.
+    cleared: bool = False
+    reason: str = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +340,10 @@ class Store(Protocol):
         """Sets 'cordon' or 'drain', or 'open's; whether the instance is known, and its sessions."""
         ...
 
+    async def weights(self, pool: str, instance: str, update: WeightUpdate) -> bool:
+        """Marks the start or the end of a weight update of one instance; whether that changed anything."""
+        ...
+
     async def configure(self, pool: str, request: Request, config: str, version: int | None) -> bool:
         """Stores a configuration made from ``version``; False where another change came first."""
         ...
@@ -353,7 +374,9 @@ class Store(Protocol):
         """False where the caller does not hold the epoch any more."""
         ...
 
-    async def expire(self, pool: str, per_second: int, most: int) -> int: ...
+    async def expire(self, pool: str, per_second: int, most: int, excused_ms: int) -> int:
+        """Ends what ran out; leases run on for ``excused_ms`` while their home loads weights, is paused, or sleeps."""
+        ...
 
     async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:
         """'ALIVE', 'GONE' or 'FORGOTTEN'."""

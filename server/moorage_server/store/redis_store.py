@@ -251,7 +251,7 @@ class RedisStore(RedisPrefixes):
         s = snapshot
         reply = await self._run(
             "snapshot", pool, s.instance, s.incarnation, f"{s.sequence:020d}", s.state, _blank(s.block_size),
-            UNKNOWN_BLOCK_SIZE, s.raw, s.age_ms,
+            UNKNOWN_BLOCK_SIZE, s.raw, s.age_ms, s.weight_version, _blank(s.policy_version), _blank(s.cache_epoch),
         )  # fmt: skip
         kind = text(reply[0])
         return "NEW" if kind == "OK" and int(reply[1]) else kind
@@ -263,6 +263,15 @@ class RedisStore(RedisPrefixes):
     async def mark(self, pool: str, instance: str, mark: str) -> tuple[bool, int]:
         known, sessions = await self._run("mark", pool, instance, mark)
         return bool(known), int(sessions)
+
+    async def weights(self, pool: str, instance: str, update: base.WeightUpdate) -> bool:
+        u = update
+        return bool(
+            await self._run(
+                "weights", pool, instance, "begin" if u.begin else "end", u.version, _blank(u.policy_version),
+                "hold" if u.hold else "open", "1" if u.cleared else "", u.reason,
+            )
+        )  # fmt: skip
 
     async def configure(self, pool: str, request: base.Request, config: str, version: int | None) -> bool:
         await self._touch(pool)
@@ -309,8 +318,8 @@ class RedisStore(RedisPrefixes):
                 args += [name, value]
         return text(await self._run("publish", pool, *args)) == "OK"
 
-    async def expire(self, pool: str, per_second: int, most: int) -> int:
-        return int(await self._run("expire", pool, per_second, most))
+    async def expire(self, pool: str, per_second: int, most: int, excused_ms: int) -> int:
+        return int(await self._run("expire", pool, per_second, most, excused_ms))
 
     async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:
         return text((await self._run("gone", pool, instance, gone_ms, forget_ms))[0])

@@ -50,11 +50,16 @@ def test_evict(run: Run, server: FakeServer) -> None:
 
 
 def test_weights(run: Run, server: FakeServer) -> None:
-    server.answers["BeginWeightUpdate"] = operator.BeginWeightUpdateResponse()
-    server.answers["EndWeightUpdate"] = operator.EndWeightUpdateResponse()
-    assert run("weights", "begin", "step-7").stdout == "pool/default weight update begun version=step-7\n"
-    assert run("weights", "end", "step-7").stdout == "pool/default weight update ended version=step-7\n"
-    assert server.last("EndWeightUpdate").weight_version == "step-7"
+    server.answers["BeginWeightUpdate"] = operator.BeginWeightUpdateResponse(changed=2)
+    server.answers["EndWeightUpdate"] = operator.EndWeightUpdateResponse(changed=1)
+    assert run("weights", "begin", "step-7").stdout == "pool/default weight update begun version=step-7 ranks=2\n"
+    narrow = ("step-7", "--policy-version", "7", "--cache-cleared", "--instance", "i", "--rank", "1")
+    assert run("weights", "end", *narrow).stdout == "pool/default weight update ended version=step-7 ranks=1\n"
+    assert server.last("EndWeightUpdate") == operator.EndWeightUpdateRequest(
+        pool="default", weight_version="step-7", policy_version=7, cache_cleared=True, instance_id="i", dp_rank=1
+    )
+    assert run("weights", "end").stdout == "pool/default weight update ended, the old weights stay ranks=1\n"
+    assert not server.last("EndWeightUpdate").HasField("cache_cleared")
 
 
 def _echo(request: operator.ConfigurePoolRequest) -> operator.ConfigurePoolResponse:

@@ -82,11 +82,13 @@ def test_note_03_usage_does_not_show_pressure() -> None:
     """Half the blocks are free by the engine's own word, and turns do not find their context: the brake acts."""
     view, state, rulings = pool(instance(used_blocks=380)), State(), []
     for second in range(8):
-        seen = later(view, second, expected_hit_tokens=9000 * second, found_hit_tokens=2700 * second)
+        seen = later(view, second, hits={"agentic": (9000 * second, 2700 * second)})
         rulings.append(controller.epoch(state, seen, [], Happened()).rulings["a"])
     assert rulings[-1].brake == pytest.approx(0.88)
     assert rulings[-1].pressure == pytest.approx(0.97 - 0.3)
-    assert {name: why for name, _, _, why in rulings[-1].signals}["brake"] == "continuation hit rate 0.30"
+    beliefs = {name: why for name, _, _, why in rulings[-1].signals}
+    assert beliefs["brake"].startswith("continuation hit rate 0.30; listens for ")
+    assert beliefs["continuation_hit_rate.agentic"] == "over 8 s, 18900 of 63000 tokens, healthy is 0.97"
 
 
 def test_note_03_and_is_measured_per_class() -> None:
@@ -110,6 +112,7 @@ def test_note_04_unknown_is_never_zero_nor_idle() -> None:
             "preemptions",
             "waiting_for_capacity",
             "allocation_blocks_per_second",
+            "stalled",
         )
     )
     proven = (50, 50, 50, 50, 50, 765)
@@ -135,15 +138,15 @@ def test_note_04_a_class_that_no_epoch_has_seen_is_charged_its_prior() -> None:
 def test_note_05_shrinks_fast_grows_slowly() -> None:
     """One bite takes 12 %; a second gives back 0.8 points: fifteen times slower. Caps: a fifth per epoch at most."""
     bitten = pressure.step(
-        pressure.Brake(samples=[pressure.Sample(9.0, 0, 0, None, None, 0, None)]),
-        pressure.Sample(10.0, 0, 0, None, None, 1, None),
+        pressure.Brake(samples=[pressure.Sample(9.0, {}, None, None, 0, None)]),
+        pressure.Sample(10.0, {}, None, None, 1, None),
         1.0,
         0.9,
     )
     assert bitten.factor == pytest.approx(0.88)
     factor, released = bitten.factor, bitten
     for second in range(11, 24):
-        released = pressure.step(released, pressure.Sample(float(second), 0, 0, None, None, 1, None), 1.0, 0.9)
+        released = pressure.step(released, pressure.Sample(float(second), {}, None, None, 1, None), 1.0, 0.9)
         assert released.factor - factor == pytest.approx(0.0 if second < 22 else 0.008)
         factor = released.factor
 

@@ -10,23 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage_server.core import controller, persist
-from moorage_server.core.controller import Happened, State, Watched
+from moorage_server.core.controller import Happened, State
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import Survival
 from moorage_server.core.view import Class, Ended
+from moorage_server.core.watch import Watched
 from tests.unit.core.builders import instance, later, pool, row
 
 amounts = st.floats(0.0, 1e15)
 counts = st.integers(0, 2**53)
 maybe = st.one_of(st.none(), counts)
 names = st.text(min_size=1, max_size=20)
-samples = st.builds(Sample, st.floats(0, 1e10), counts, counts, maybe, maybe, maybe, maybe)
+turns = st.dictionaries(names, st.tuples(counts, counts), max_size=3)
+samples = st.builds(Sample, st.floats(0, 1e10), turns, maybe, maybe, maybe, maybe)
 parts = st.floats(0.0, 1.0)
 some_part = st.one_of(st.none(), parts)
 times = st.integers(0, 99)
 brakes = st.builds(
-    Brake, parts, amounts, st.lists(samples, max_size=4), parts, some_part, times, times, some_part, parts, names
+    Brake,
+    parts,
+    amounts,
+    amounts,
+    st.lists(samples, max_size=4),
+    st.dictionaries(names, parts, max_size=3),
+    some_part,
+    st.one_of(st.none(), amounts),
+    times,
+    times,
+    some_part,
+    parts,
+    names,
 )
 
 
@@ -45,11 +59,15 @@ exposures = st.builds(
     declared=amounts,
     seen=st.one_of(st.none(), st.builds(Class, block_ms=counts, session_ms=counts, gap_ms=counts)),
 )
+watched = st.builds(
+    Watched, names, brakes, counts, st.one_of(st.none(), amounts), maybe, counts, st.tuples(maybe, maybe, maybe),
+    counts, st.booleans(),
+)  # fmt: skip
 states = st.builds(
     State,
     counts,
     st.dictionaries(names, exposures, max_size=3),
-    st.dictionaries(names, st.builds(Watched, names, brakes, st.one_of(st.none(), amounts), maybe, counts), max_size=3),
+    st.dictionaries(names, watched, max_size=3),
 )
 
 
@@ -97,7 +115,7 @@ def test_another_holder_carries_on_where_the_last_one_stopped() -> None:
         tokens = 3000 * second
         seen = later(
             view, second, preemptions=second // 17, prefill_tokens=tokens, generation_tokens=0,
-            expected_hit_tokens=9000 * second, found_hit_tokens=8500 * second,
+            hits={"rlvr": (9000 * second, 8500 * second)},
         )  # fmt: skip
         seen.classes["rlvr"] = Class(active=3, block_ms=90_000 * second, session_ms=3000 * second)
         final = float(draw.integers(64, 4000))

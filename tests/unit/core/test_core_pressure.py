@@ -28,6 +28,9 @@ class Wheel:
     hits: int | None = None
     preemptions: int | None = 0
     waiting: int | None = 0
+    #: Turns of further classes, cumulative; and whether the instance is far from full.
+    others: dict[str, tuple[int, int]] = field(default_factory=dict)
+    calm: bool = False
 
     def run(self, seconds: int, rate: float | None = None, *, raw: float | None = None, epoch_s: float = 1.0) -> Wheel:
         """Continuation hits at ``rate``, or none reported; the engine's own at ``raw``, or unknown."""
@@ -42,8 +45,11 @@ class Wheel:
         return self
 
     def step(self, epoch_s: float = 1.0) -> None:
-        sample = Sample(self.at_s, self.expected, self.found, self.queries, self.hits, self.preemptions, self.waiting)
-        self.brake = pressure.step(self.brake, sample, epoch_s, 0.9)
+        self.brake = pressure.step(self.brake, self.sample(), epoch_s, 0.9, calm=self.calm)
+
+    def sample(self) -> Sample:
+        turns = {"agentic": (self.expected, self.found), **self.others}
+        return Sample(self.at_s, turns, self.queries, self.hits, self.preemptions, self.waiting)
 
     def factors(self, seconds: int, rate: float | None) -> list[float]:
         return [self.run(1, rate).brake.factor for _ in range(seconds)]
@@ -183,6 +189,55 @@ def test_the_engines_counters_are_ignored_once_sessions_report() -> None:
     wheel.run(20, raw=0.0)
     assert pressure.read(wheel.brake.samples).continuation is None
     assert wheel.brake.factor == 1.0
+
+
+def test_the_engines_counters_serve_again_when_sessions_fall_silent() -> None:
+    """Callers that stop reporting: after half a minute the second best signal is better than none."""
+    wheel = Wheel().run(20, 0.97, raw=0.9)
+    wheel.run(int(pressure.DEAF_S) + 10, raw=0.9).run(6, raw=0.1)
+    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.why.startswith("engine hit rate")
+
+
+def test_a_small_class_that_suffers_is_weighed_by_what_it_lost() -> None:
+    """Per class against its own reference, summed in tokens: a tenth of the turns missing all is not yet overload."""
+    wheel = Wheel()
+    for _ in range(30):
+        before = wheel.others.get("chat", (0, 0))
+        wheel.others = {"chat": (before[0] + FLOW // 20, before[1])}
+        wheel.run(1, 0.97)
+    assert wheel.brake.factor == 1.0
+    assert wheel.brake.pressure == pytest.approx(0.97 / 21, abs=0.005)
+
+
+def test_a_class_that_never_hits_even_on_an_idle_instance_is_not_overload() -> None:
+    """Its client rewrites the history: learnt while the instance is calm, and held against nobody when it is full."""
+    wheel = Wheel(calm=True).run(200, 0.4)
+    wheel.calm = False
+    assert wheel.run(60, 0.4).brake.factor == 1.0
+    assert wheel.brake.healthy["agentic"] == pytest.approx(0.4, abs=0.02)
+    assert wheel.run(30, 0.2).brake.factor < 0.9
+
+
+def test_a_rate_that_is_low_when_full_teaches_nothing() -> None:
+    assert Wheel().run(200, 0.4).brake.healthy["agentic"] == pytest.approx(0.97)
+
+
+def test_after_new_weights_references_are_learnt_anew_and_nothing_brakes() -> None:
+    """The cache is cold, all prefill at once, some are preempted: none of it is overload for a while."""
+    wheel = Wheel(queries=0, hits=0).run(30, 0.97, raw=0.9)
+    before = wheel.brake
+    wheel.brake = pressure.settle(wheel.brake, wheel.sample())
+    assert (wheel.brake.factor, wheel.brake.healthy, wheel.brake.healthy_raw) == (before.factor, {}, None)
+    wheel.preemptions, wheel.waiting = 7, 3
+    assert wheel.run(int(pressure.SETTLE_S) - 1, 0.1).brake.factor == 1.0
+    assert wheel.run(2, 0.1).brake.factor == pytest.approx(0.88)
+
+
+def test_what_was_braked_before_new_weights_is_let_go_as_slowly() -> None:
+    wheel = Wheel(Brake(factor=0.6))
+    wheel.brake = pressure.settle(wheel.brake, wheel.sample())
+    assert wheel.run(5, 0.97).brake.factor == pytest.approx(0.64)
 
 
 def test_epochs_longer_than_the_window_still_see_differences() -> None:

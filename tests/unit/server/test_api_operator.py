@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +15,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import operator_pb2 as opb
 from moorage.v1 import scheduler_pb2 as pb
+from moorage_server.api.times import to_duration
 from moorage_server.core.config import ClassConfig, PoolConfig
 
 STATIC = PoolConfig(policy="static", static_cap=4, classes=MappingProxyType({"a": ClassConfig(target_share=1.0)}))
@@ -171,12 +174,80 @@ async def test_evict_in_an_unknown_pool(world: Any, refusal: Any) -> None:
         assert await w.control.store.pools() == []
 
 
-async def test_weight_updates_are_not_supported(world: Any, refusal: Any) -> None:
+async def test_a_weight_update_holds_new_sessions_and_keeps_the_others(world: Any) -> None:
     async with world({"default": STATIC}) as w:
-        for call, request in (
-            (w.operator.BeginWeightUpdate, opb.BeginWeightUpdateRequest),
-            (w.operator.EndWeightUpdate, opb.EndWeightUpdateRequest),
-        ):
-            failure = await refusal(call(request(weight_version="v")))
-            assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_SUPPORTED")
-            assert (await refusal(call(request()))).reason == "INVALID_FIELD"
+        await w.instance("i")
+        await w.instance("j")
+        lives = await w.admit("lives", policy_version=3)
+        begun = await w.operator.BeginWeightUpdate(opb.BeginWeightUpdateRequest(weight_version="4"))
+        assert begun.changed == 2
+        assert (await w.operator.BeginWeightUpdate(opb.BeginWeightUpdateRequest(weight_version="4"))).changed == 0
+        held = await w.admit("new")
+        assert (held.decision, held.hold.reason) == (pb.DECISION_HOLD, pb.HOLD_REASON_WEIGHT_UPDATE)
+        assert "of 2 instances 2 load weights" in held.hold.detail
+        place = pb.PlaceRequest(session_id="lives", lease_token=lives.lease.token)
+        assert (await w.scheduler.Place(place)).decision == pb.DECISION_PLACE
+        shown = (await w.inspector.ListInstances(ipb.ListInstancesRequest())).instances
+        assert all(i.updating_weights for i in shown)
+        assert (await w.operator.EndWeightUpdate(opb.EndWeightUpdateRequest(weight_version="4"))).changed == 2
+        placed = await w.admit("new")
+        assert (placed.decision, placed.placement.policy_version) == (pb.DECISION_PLACE, 4)
+        assert (await w.scheduler.Place(place)).placement.policy_version == 4
+        assert (await w.inspector.GetPool(ipb.GetPoolRequest())).policy_version == 4
+
+
+async def test_one_instance_after_the_other_can_be_updated(world: Any) -> None:
+    async with world({"default": STATIC}) as w:
+        await w.instance("i")
+        await w.instance("j")
+        begin = opb.BeginWeightUpdateRequest(weight_version="step-9", instance_id="i")
+        assert (await w.operator.BeginWeightUpdate(begin)).changed == 1
+        assert {(await w.admit(f"s{n}")).placement.instance_id for n in range(4)} == {"j"}
+        end = opb.EndWeightUpdateRequest(weight_version="step-9", policy_version=9, instance_id="i")
+        assert (await w.operator.EndWeightUpdate(end)).changed == 1
+        versions = [i.policy_version for i in (await w.inspector.ListInstances(ipb.ListInstancesRequest())).instances]
+        assert versions == [9, 0]
+        assert not (await w.inspector.ListInstances(ipb.ListInstancesRequest())).instances[1].HasField("policy_version")
+
+
+async def test_a_session_too_stale_to_be_useful_is_rejected(world: Any) -> None:
+    """At admission, and while it waits: versions that pass in the queue count."""
+    async with world({"default": replace(STATIC, max_policy_lag=1)}) as w:
+        await w.instance("i", weight_version="10")
+        late = await w.admit("late", policy_version=8)
+        assert (late.decision, late.hold.reason) == (pb.DECISION_REJECT, pb.HOLD_REASON_STALENESS_LIMIT)
+        assert "policy version 8 is 2 behind 10, at most 1 are allowed" in late.hold.detail
+        assert (await w.admit("fits", policy_version=9)).decision == pb.DECISION_PLACE
+        assert (await w.admit("unknown")).decision == pb.DECISION_PLACE
+        await w.operator.CordonInstance(opb.CordonInstanceRequest(instance_id="i"))
+        waiting = asyncio.create_task(w.admit("waits", policy_version=9, max_wait=to_duration(10)))
+        async with asyncio.timeout(5):
+            while not (await w.inspector.GetPool(ipb.GetPoolRequest())).held_sessions:  # noqa: ASYNC110 - not announced
+                await asyncio.sleep(0.02)
+        await w.instance("i", weight_version="11")
+        answer = await waiting
+        assert (answer.decision, answer.hold.reason) == (pb.DECISION_REJECT, pb.HOLD_REASON_STALENESS_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "field"),
+    [
+        ("BeginWeightUpdate", opb.BeginWeightUpdateRequest(), "weight_version"),
+        ("BeginWeightUpdate", opb.BeginWeightUpdateRequest(weight_version="v" * 257), "weight_version"),
+        ("BeginWeightUpdate", opb.BeginWeightUpdateRequest(weight_version="v", dp_rank=1), "dp_rank"),
+        ("EndWeightUpdate", opb.EndWeightUpdateRequest(instance_id="i" * 257), "instance_id"),
+    ],
+)
+async def test_weight_updates_are_checked(world: Any, refusal: Any, call: str, request_: Any, field: str) -> None:
+    async with world({"default": STATIC}) as w:
+        failure = await refusal(getattr(w.operator, call)(request_))
+        assert (failure.reason, failure.metadata["field"]) == ("INVALID_FIELD", field)
+
+
+async def test_weights_of_an_instance_or_a_pool_that_nobody_knows(world: Any, refusal: Any) -> None:
+    async with world({"default": STATIC}) as w:
+        await w.instance("i")
+        nobody = opb.BeginWeightUpdateRequest(weight_version="v", instance_id="j")
+        assert (await refusal(w.operator.BeginWeightUpdate(nobody))).reason == "INSTANCE_UNKNOWN"
+        nowhere = opb.EndWeightUpdateRequest(pool="other", weight_version="v")
+        assert (await refusal(w.operator.EndWeightUpdate(nowhere))).reason == "POOL_UNKNOWN"

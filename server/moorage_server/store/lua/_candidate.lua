@@ -23,6 +23,8 @@ local function refusal(c, row, unguarded)
   if row.inc ~= c.inc or row.gone == '1' then return 'NO_INSTANCE' end
   if row.cordon == '1' or row.drain == '1' then return 'DRAINING' end
   if unguarded then return nil end
+  if row.upd == 'hold' then return 'WEIGHT_UPDATE' end
+  if row.failed_at and tonumber(row.failed_at) > tonumber(row.seen) then return 'STALE_SNAPSHOT' end
   if CLOSED[row.state] then return CLOSED[row.state] end
   if tonumber(row.ses or 0) >= c.cap then return 'POOL_CAP' end
   local needs = numbers(row.need)

@@ -1,17 +1,14 @@
 -- What is known of an instance's prefix cache. The sorted set x:<instance> holds hashes of 8 bytes by the time of their
 -- last store; the instance's own hash says where they come from (px_src 'events' | 'placed'), how far the events came
 -- (px_stream, px_seq), when (px_at), whether they are to be relied on (px_behind) and how many there are (px_n).
--- `cgen` counts how often all that was known turned void: a session that left something there finds it no more.
 local HASH_BYTES, SET_KEPT_MS = 8, 600000
 -- Hashes that one call drops at most, so that no script runs long: more than one call adds.
 local DROPPED = 4096
 
 -- Forgets all that is known of an instance's cache: it was cleared, or is another one now.
 local function forget_prefixes(ikey)
-  local key = P .. 'i:' .. ikey
   call('UNLINK', P .. 'x:' .. ikey)
-  call('HDEL', key, 'px_src', 'px_stream', 'px_seq', 'px_at', 'px_behind', 'px_n')
-  call('HINCRBY', key, 'cgen', 1)
+  call('HDEL', P .. 'i:' .. ikey, 'px_src', 'px_stream', 'px_seq', 'px_at', 'px_behind', 'px_n')
 end
 
 -- The hashes of a blob as a list.

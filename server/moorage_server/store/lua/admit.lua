@@ -1,5 +1,5 @@
 -- Admits a session: checks and commits the first candidate that still fits, else puts the session in the queue.
--- include: _base _events _replay _ledger _queue _lease _vector _candidate _former
+-- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former
 --
 -- ARGV  2 request id ('' = none)   3 hash of the request's body   4 session   5 class in force   6 declared class
 --       7 group ('' = none)        8 policy version ('' = unknown)  9 tokens to book
@@ -22,7 +22,7 @@ local observe = ARGV[18] == '1'
 local key = P .. 's:' .. sid
 
 local old = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'since', 'homeless', 'reason',
-  'ctx', 'group', 'ticket', 'waits', 'was', 'was_inc', 'was_gen', 'was_ctx')
+  'ctx', 'group', 'ticket', 'waits', 'endclears', 'was', 'was_inc', 'was_clears', 'was_ctx')
 local before = replayed(rid, body)
 if before then
   -- Two calls have the answer now: the end of one must not take it from the other.
@@ -35,7 +35,7 @@ call('HINCRBY', POOL, 'decisions', 1)
 if old.st == 'live' then
   local expires = renew(sid, tonumber(old.ttl))
   call('HSET', key, 'ticket', '')
-  local cached = old.endctx or ''
+  local cached = left_behind(old, fields(P .. 'i:' .. old.inst, 'clears'))
   return remember(rid, body, { 'LIVE', old.inst, old.inc, old.token, old.ttl, text(expires), cached, 0, old.class })
 end
 -- A homeless session stays what it was admitted as; a held one stays in its queue.
@@ -90,7 +90,7 @@ local function commit(c, row)
   if not homeless then
     describe(old.rank or rank_of_arrival(group), old.since or now)
     call('HSET', key, 'admitted', now, 'z', 0, 'peak', 0, 'endctx', '', 'turn', '', 'endturn', '')
-    call('HDEL', key, 'was', 'was_inc', 'was_gen', 'was_ctx')
+    call('HDEL', key, 'was', 'was_inc', 'was_clears', 'was_ctx')
     call('HINCRBY', CLASSES, 'adm:' .. class, 1)
     take_turn()
   end
@@ -117,7 +117,8 @@ if candidates > 0 and not observe and not first_in_line(sid, class) then
 end
 for _ = 1, candidates do
   local c, following = read_candidate(at)
-  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'ses', 'need', 'added', 'bs')
+  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'upd', 'seen', 'failed_at',
+    'ses', 'need', 'added', 'bs')
   local why = refusal(c, row, observe)
   if not why then return commit(c, row) end
   reason, detail, at = why, 'taken by another session in the meantime', following

@@ -1,5 +1,5 @@
 -- Says where the next request of a living session goes. A living home is always the answer.
--- include: _base _events _replay _ledger _queue _detach _lease _phase _grace
+-- include: _base _events _replay _ledger _queue _detach _lease _phase _grace _epoch
 --
 -- ARGV  2 request id  3 hash of the body  4 session  5 token  6 turn ('' = unknown)  7 prompt tokens ('' = unknown)
 --       8 silence after which an instance is gone
@@ -14,7 +14,7 @@ local before = replayed(ARGV[2], ARGV[3])
 if before then return before end
 
 local row = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'homeless', 'ctx', 'group',
-  'shr', 'ask', 'pv', 'phase', 'gap_at', 'cached')
+  'shr', 'ask', 'pv', 'phase', 'gap_at', 'endclears', 'cached')
 if not row.st or row.st == 'paused' then
   local unknown = { 'UNKNOWN', call('HEXISTS', POOL, 'named') }
   -- A pool that is not known may be about to register, so that is not final.
@@ -26,7 +26,7 @@ call('HINCRBY', POOL, 'decisions', 1)
 
 local why = 'home is gone'
 if row.st == 'live' then
-  local home = fields(P .. 'i:' .. row.inst, 'seen', 'state', 'drain', 'bs', 'gone')
+  local home = fields(P .. 'i:' .. row.inst, 'seen', 'state', 'drain', 'bs', 'gone', 'clears')
   local silent = now - tonumber(home.seen or 0) >= tonumber(ARGV[8]) and not in_grace()
   if home.drain == '1' or home.state == 'DRAINING' then
     why = 'home is draining'
@@ -47,7 +47,7 @@ if row.st == 'live' then
     end
     touch(sid)
     local expires = renew(sid, tonumber(row.ttl))
-    local cached = row.endctx or ''
+    local cached = left_behind(row, home)
     if cached == '' then cached = row.cached or '' end
     return remember(ARGV[2], ARGV[3], { 'PLACED', row.inst, row.inc, row.token, row.ttl, text(expires), cached, 0 })
   end

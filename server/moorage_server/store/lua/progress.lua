@@ -6,22 +6,25 @@
 local answer, at = {}, 3
 
 -- Expected: all whole blocks of the context that the last turn left behind, less its last token, which was never
--- computed as a prompt. Found: what the engine took from its cache.
-local function count_hits(row, block_size, cached)
-  if not row.endctx or row.endctx == '' then return end
+-- computed as a prompt. Found: what the engine took from its cache. Of a turn that ended in another epoch of the
+-- instance nothing is expected: the cache may have gone with the weights.
+local function count_hits(row, home, cached)
+  if not row.endctx or row.endctx == '' or row.endep ~= (home.ep or '0') or home.upd then return end
+  local block_size = tonumber(home.bs)
   local expected = math.floor((tonumber(row.endctx) - 1) / block_size) * block_size
   if expected <= 0 then return end
   local found = math.min(expected, cached)
-  local home = P .. 'i:' .. row.inst
-  call('HINCRBY', home, 'hexp', text(expected))
-  call('HINCRBY', home, 'hgot', text(found))
+  local key = P .. 'i:' .. row.inst
+  call('HSET', key, 'hat', text(now))
+  call('HINCRBY', key, 'hexp:' .. row.class, text(expected))
+  call('HINCRBY', key, 'hgot:' .. row.class, text(found))
   call('HINCRBY', CLASSES, 'hexp:' .. row.class, text(expected))
   call('HINCRBY', CLASSES, 'hgot:' .. row.class, text(found))
 end
 
 local function report(sid, row, phase, turn, context, cached, output)
   local key = P .. 's:' .. sid
-  local home = fields(P .. 'i:' .. row.inst, 'bs')
+  local home = fields(P .. 'i:' .. row.inst, 'bs', 'ep', 'upd', 'clears')
   local block_size = tonumber(home.bs)
   if phase ~= '' then set_phase(sid, row, phase) end
   if turn ~= '' then call('HSET', key, 'turn', turn) end
@@ -29,8 +32,8 @@ local function report(sid, row, phase, turn, context, cached, output)
   local newer = not row.endturn or row.endturn == '' or (tonumber(turn) or 0) > tonumber(row.endturn)
   local ended = cached ~= '' and turn ~= '' and newer
   if ended then
-    count_hits(row, block_size, tonumber(cached))
-    call('HSET', key, 'endturn', turn, 'endctx', context)
+    count_hits(row, home, tonumber(cached))
+    call('HSET', key, 'endturn', turn, 'endctx', context, 'endep', home.ep or 0, 'endclears', home.clears or 0)
   end
   if context ~= '' then
     call('HSET', key, 'ctx', context, 'ctx_at', now)
@@ -42,7 +45,7 @@ end
 for _ = 1, tonumber(ARGV[2]) do
   local sid = ARGV[at]
   local row = fields(P .. 's:' .. sid, 'st', 'class', 'inst', 'token', 'ttl', 'phase', 'shr', 'endctx', 'endturn',
-    'gap_at', 'homeless')
+    'endep', 'gap_at', 'homeless')
   local alive = row.st == 'live' or (row.st == 'held' and row.homeless == '1')
   if not alive then
     answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = 'UNKNOWN', '', ''

@@ -43,6 +43,8 @@ if ARGV[7] ~= '' and row.st == 'live' then
   local home = fields(P .. 'i:' .. row.inst, 'bs')
   set_blocks(sid, row.class, row.inst, own_blocks(tonumber(ARGV[7]), tonumber(home.bs), tonumber(row.shr or 0)))
 end
+-- A failure may be the first sign that an engine is gone: until it is heard of again nobody new goes there.
+if ARGV[6] == 'FAILED' and row.st == 'live' then call('HSET', P .. 'i:' .. row.inst, 'failed_at', text(now)) end
 local duration, z, peak = finish(sid, row, ARGV[6], ARGV[9] == '1' and 'evict' or 'release', ARGV[10])
 if ARGV[6] == 'PAUSED' then
   call('ZADD', P .. 'leases', text(now + tonumber(ARGV[8])), sid)

@@ -1,12 +1,14 @@
 -- Takes one snapshot of an instance: registers it, drops repeats and older ones, turns the page at a new incarnation.
--- include: _base _events _ledger _queue _detach _prefix
+-- include: _base _events _ledger _queue _detach _epoch _prefix
 --
 -- ARGV  2 instance key  3 incarnation  4 sequence (20 digits)  5 state  6 block size ('' = unknown)
 --       7 block size to count with while none is known  8 the snapshot, serialised  9 age of what was observed
+--       10 weight version ('' = unknown)  11 policy version that its name gives away ('' = none)
+--       12 cache epoch ('' = unknown)
 -- Returns {'OK', 1 if new} | {'OLD_SEQUENCE'} | {'OLD_INCARNATION'}
 local ikey, inc, state = ARGV[2], ARGV[3], ARGV[5]
 local key, gone_incs = P .. 'i:' .. ikey, P .. 'inc:' .. ikey
-local row = fields(key, 'inc', 'seq', 'state', 'gone', 'bs')
+local row = fields(key, 'inc', 'seq', 'state', 'gone', 'bs', 'swv', 'wv', 'ce')
 
 if row.inc == inc and row.seq and ARGV[4] <= row.seq then return { 'OLD_SEQUENCE' } end
 if row.inc ~= inc and call('SISMEMBER', gone_incs, inc) == 1 then return { 'OLD_INCARNATION' } end
@@ -21,7 +23,8 @@ if new then
     call('SADD', gone_incs, row.inc)
     call('PEXPIRE', gone_incs, 86400000)
     forget_prefixes(ikey)
-    call('HDEL', key, 'need', 'added', 'budget', 'cap', 'caps', 'brake', 'pressure', 'backlog', 'hexp', 'hgot', 'drain')
+    call('HDEL', key, 'need', 'added', 'budget', 'cap', 'caps', 'brake', 'pressure', 'backlog', 'hexp', 'hgot', 'drain',
+      'swv', 'wv', 'pv', 'ce', 'ep', 'clears', 'stalled')
   end
   call('SADD', P .. 'instances', ikey)
   call('HSET', POOL, 'named', 1)
@@ -31,7 +34,30 @@ end
 call('HSET', key, 'seq', ARGV[4], 'seen', text(now), 'state', state, 'snap', ARGV[8], 'age', ARGV[9], 'gone', 0)
 -- A block size that is not known yet must not move what is booked already.
 if ARGV[6] ~= '' then call('HSET', key, 'bs', ARGV[6]) elseif not row.bs then call('HSET', key, 'bs', ARGV[7]) end
+
+-- What the engine says of its weights and its cache, against what it said last: another answer is another epoch. The
+-- end of an update may have told the version before the engine does.
+if new then row = {} end
+if ARGV[10] ~= '' and ARGV[10] ~= row.swv then
+  local known, told = ARGV[10] == row.wv, fields(POOL, 'wv', 'pv')
+  call('HSET', key, 'swv', ARGV[10])
+  if not known then
+    local version = ARGV[11] == '' and told.wv == ARGV[10] and told.pv or ARGV[11]
+    call('HSET', key, 'wv', ARGV[10], 'pv', version)
+    if row.wv then new_epoch(ikey, false, 'the engine serves other weights', ARGV[10]) end
+    wake('weights')
+  end
+end
+if ARGV[12] ~= '' and ARGV[12] ~= row.ce then
+  call('HSET', key, 'ce', ARGV[12])
+  if row.ce then
+    new_epoch(ikey, true, 'the engine cleared its cache', row.wv or '')
+    forget_prefixes(ikey)
+  end
+end
+
 if new or row.state ~= state or row.gone == '1' then
+  call('HSET', key, 'state_at', text(now))
   if not new then emit('state', '', ikey, '', state) end
   wake('instance')
 end
