@@ -73,7 +73,7 @@ def _parts(query: str) -> list[Any]:
 
 
 def _metrics(query: str) -> set[str]:
-    return {part.name for part in _parts(query) if isinstance(part, promql_parser.VectorSelector)}
+    return {str(part.name) for part in _parts(query) if isinstance(part, promql_parser.VectorSelector)}
 
 
 def _complaints(query: str) -> list[str]:

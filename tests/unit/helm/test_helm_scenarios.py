@@ -159,8 +159,8 @@ def test_the_server_takes_its_configuration(helm: Helm, scenario: str, tmp_path:
     variables = environment(rendered.server(), SECRETS)
     unknown = {name for name in variables if name.startswith("MOORAGE_")} - environment_variables().keys()
     assert unknown == set()
+    problems: tuple[str, ...] = ()
     try:
-        problems = ()
         settings = load_settings(str(file), {}, variables)
         assert settings.embedded is (scenario == "embedded")
     except SettingsError as error:
