@@ -80,12 +80,12 @@ class Helm:
         """
         files = [str(CHART / "ci" / f"{scenario}-values.yaml")] if scenario else []
         text = self._template(tuple(files), settings, tuple(apis))
-        return Rendered(manifest for manifest in yaml.safe_load_all(text) if manifest)
+        return _parsed(text)
 
     def render_file(self, values: Path) -> Rendered:
         """The manifests with the values of a file."""
         text = self._template((str(values),), (), (MONITORING,))
-        return Rendered(manifest for manifest in yaml.safe_load_all(text) if manifest)
+        return _parsed(text)
 
     @functools.cache  # noqa: B019 - one object per session
     def _template(self, files: tuple[str, ...], settings: tuple[str, ...], apis: tuple[str, ...]) -> str:
@@ -93,6 +93,11 @@ class Helm:
         arguments += [f"--set-json={_as_json(setting)}" for setting in settings]
         arguments += [f"--api-versions={api}" for api in apis]
         return self.run("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *arguments)
+
+
+def _parsed(text: str) -> Rendered:
+    # The loader in C: the same manifests are read by many tests.
+    return Rendered(manifest for manifest in yaml.load_all(text, Loader=yaml.CSafeLoader) if manifest)
 
 
 def _as_json(setting: str) -> str:
