@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
     )
+    from moorage.hashes import PrefixHasher, prefix_hashes, text_hashes
     from moorage.session import Session
     from moorage.state import Turn
     from moorage.v1.scheduler_pb2 import (
@@ -54,8 +55,11 @@ _HOME = {
     "AsyncClient": "moorage.aio",
     "AsyncSession": "moorage.aio_session",
     "Client": "moorage.client",
+    "PrefixHasher": "moorage.hashes",
     "Session": "moorage.session",
     "Turn": "moorage.state",
+    "prefix_hashes": "moorage.hashes",
+    "text_hashes": "moorage.hashes",
     **dict.fromkeys(
         (
             "DeadlineExceeded",
@@ -123,6 +127,7 @@ __all__ = [
     "PlaceResponse",
     "Placement",
     "PoolUnknown",
+    "PrefixHasher",
     "Rejected",
     "ReleaseResponse",
     "Residency",
@@ -134,6 +139,8 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "prefix_hashes",
+    "text_hashes",
 ]
 
 

@@ -221,7 +221,7 @@ class Client:
             lease_token: token of its lease.
             turn: number of this turn, from 0.
             prompt_tokens: tokens of this turn's whole prompt.
-            prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start.
+            prefix_hashes: one hash per full block of the prompt, see `moorage.prefix_hashes`.
             max_wait: seconds that the call may wait where the session has to move.
             pool: None takes the client's.
             request_id: UUID; a repeat with the same id returns the first final answer. None makes one.

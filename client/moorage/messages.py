@@ -39,7 +39,8 @@ class AdmitFields(TypedDict, total=False):
         expected_output_tokens: tokens that the session is expected to add in all its turns.
         expected_turns: number of turns expected.
         max_context_tokens: largest context that the session may reach, prompts and outputs.
-        prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start; at most 16,384.
+        prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start, as `prefix_hashes()` makes
+            them; at most 16,384.
         lease_ttl: lease to grant, in seconds, 1 s to 24 h.
         tenant: for limits and labels.
         labels: free labels, at most 64 of at most 256 bytes.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from moorage.collect.kv_follower import CacheFollower, Posting
 from moorage.collect.logs import line, logger
 from moorage.collect.reader import EngineReader, EngineUnreachable, EngineUnreadable
 from moorage.v1.scheduler_pb2 import InstanceSnapshot
@@ -72,7 +73,7 @@ class EngineState(Enum):
 
 
 class EngineWorker:
-    """Runs one reader. Whatever goes wrong with its engine stays here."""
+    """Runs one reader, and follows the engine's prefix caches. Whatever goes wrong with its engine stays here."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class EngineWorker:
         board: Board,
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
+        caches: CacheFollower | None = None,
     ) -> None:
         self.state = EngineState.UNKNOWN
         # Looks that failed: since the last good one, and in all.
@@ -91,6 +93,7 @@ class EngineWorker:
         self._board = board
         self._pace = pace
         self._clock = clock
+        self._caches = caches
         self._since = clock()
         self._remarked: set[str] = set()
         self._incarnations: dict[int, str] = {}
@@ -101,8 +104,18 @@ class EngineWorker:
         self._reader.forget_facts()
         self._wake.set()
 
+    def postings(self) -> list[Posting]:
+        """What to tell of the engine's prefix caches. Nothing of an engine that does not answer."""
+        return self._caches.postings() if self._caches and self.state is EngineState.REACHABLE else []
+
     async def run(self) -> None:
         """Looks once per interval, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_looking())
+            if self._caches:
+                group.create_task(self._caches.run())
+
+    async def _keep_looking(self) -> None:
         while True:
             started = self._clock()
             await self.look()
@@ -118,6 +131,8 @@ class EngineWorker:
         """Reads the engine once. Never fails."""
         try:
             reading = await self._reader.read(self._pace.timeout)
+            if self._caches:
+                self._caches.see(reading.snapshots)
         except EngineUnreachable as error:
             self._failed(EngineState.UNREACHABLE, error)
         except EngineUnreadable as error:
