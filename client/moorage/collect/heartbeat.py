@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -22,6 +23,9 @@ FIRST_BACKOFF_SECONDS = 0.5
 # Longer than this and instances would go stale after the server is back.
 MAX_BACKOFF_SECONDS = 5.0
 MAX_PUSHBACK_SECONDS = 60.0
+
+# What a server of before prefix updates says of them.
+UNSAID = scheduler_pb2.PrefixAck(accepted=False, reason="the server does not take prefix updates")
 
 # Nobody there, or nobody in time: one state, whichever of the two it is.
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -45,7 +49,7 @@ class Beat:
     retry_after: float | None = None
     # Instances that the server does not know and wants to see again.
     reregister: set[str] = field(default_factory=set)
-    # One per prefix update, in order; None where the server did not say.
+    # One per prefix update, in order; None for one that may not have arrived.
     prefixes: list[scheduler_pb2.PrefixAck | None] = field(default_factory=list)
 
 
@@ -78,9 +82,10 @@ class ServerLine:
                 return beat
             self._worked()
             beat.reregister |= self._read_acks(response.instances)
-            acks = response.prefixes[: len(request.prefixes)]
-            beat.prefixes[told : told + len(acks)] = acks
-            told += len(request.prefixes)
+            for update, ack in zip_longest(request.prefixes, response.prefixes, fillvalue=None):
+                if update is not None:
+                    beat.prefixes[told] = ack or UNSAID
+                    told += 1
             if response.HasField("next_interval"):
                 beat.next_interval = response.next_interval.ToTimedelta().total_seconds()
         return beat

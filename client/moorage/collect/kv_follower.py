@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -87,6 +88,7 @@ class RankFollower:
         # Clears seen at the last looks: an epoch may show up a look after the event.
         self._clears = (0, 0)
         self._remarked: set[str] = set()
+        self._refusal = ""
         self._state = ""
         self._began = time.monotonic()
 
@@ -99,10 +101,20 @@ class RankFollower:
                 reason = "; ".join(str(error) for error in group.exceptions)
                 self._remark(f"{self._source.endpoint} can not be used: {reason}")
             except* Exception as group:
-                # A reader that breaks on one engine must not take the others down.
-                logger.error(line("kv_events_failed", **self._fields), exc_info=group)
-                self.tracker.restart("the record broke")
+                self._break(group)
             await asyncio.sleep(RETRY_SECONDS)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """What breaks here must not spoil the readings of the engine, nor the other engines."""
+        try:
+            yield
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        logger.error(line("kv_events_failed", **self._fields), exc_info=error)
+        self.tracker.restart("the record broke")
 
     def see(self, snapshot: InstanceSnapshot) -> bool:
         """Takes a new snapshot of the rank, and adds what the record knows. True where the engine is a new one."""
@@ -113,6 +125,7 @@ class RankFollower:
         is_new = self._note_life(snapshot)
         self._subscriber.wake()
         self._log_state()
+        self._log_refusal()
         for remark in self.tracker.remarks - self._remarked:
             self._remark(remark)
         if self.is_reliable:
@@ -178,6 +191,14 @@ class RankFollower:
             level(line("kv_events_state", **self._fields, state=state, was=self._state or "unknown", **fields))
             self._state = state
 
+    def _log_refusal(self) -> None:
+        if self._outbox.refusal != self._refusal:
+            self._refusal = self._outbox.refusal
+            if self._refusal:
+                logger.warning(line("prefixes_refused", **self._fields, reason=self._refusal))
+            else:
+                logger.info(line("prefixes_accepted_again", **self._fields))
+
     def _remark(self, remark: str) -> None:
         if remark not in self._remarked:
             self._remarked.add(remark)
@@ -228,14 +249,20 @@ class CacheFollower:
         """Takes what was read of the engine, and adds what is known of its caches."""
         for snapshot in snapshots:
             rank = self._ranks.get(snapshot.dp_rank)
-            is_new = rank.see(snapshot) if rank is not None else snapshot.dp_rank not in self._seen_ranks
+            is_new = snapshot.dp_rank not in self._seen_ranks
             self._seen_ranks.add(snapshot.dp_rank)
+            if rank is not None:
+                with rank.guard():
+                    is_new = rank.see(snapshot)
             if is_new:
-                self._wake.set()
+                self._wake.set()  # It may publish elsewhere.
 
     def postings(self) -> list[Posting]:
         """What the server is told of the engine's caches now."""
-        found = (rank.posting() for rank in self._ranks.values())
+        found = []
+        for rank in self._ranks.values():
+            with rank.guard():
+                found.append(rank.posting())
         return [posting for posting in found if posting is not None and posting.updates]
 
     async def _look(self) -> dict[int, Advertised]:

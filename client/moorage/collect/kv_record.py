@@ -126,7 +126,7 @@ class CacheRecord:
         for key, digest in zip(event.keys, self._digests(event), strict=True):
             self._add(key, digest, session)
         if self._copies > self._max_copies:
-            self.remarks.add(f"KV events store more blocks than the engine has (over {self._max_copies})")
+            self.remarks.add("KV events store more blocks than the engine has")
             self._forget()
             self.overflowed = True
 
@@ -155,7 +155,7 @@ class CacheRecord:
     def _is_regular(self, event: Stored) -> bool:
         """Whether it is plain which tokens belong to which block. Hybrids skip blocks and leave their tokens in."""
         if self.block_size is not None and event.block_size != self.block_size:
-            self.remarks.add(f"KV events of blocks of {event.block_size} tokens, not {self.block_size}")
+            self.remarks.add(f"KV events of blocks that are not of {self.block_size} tokens")
             return False
         return len(event.tokens) == event.block_size * len(event.keys)
 

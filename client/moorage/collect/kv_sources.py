@@ -136,7 +136,7 @@ async def locate(told: Advertised, engine_url: str) -> Source:
         replay = _tcp(engine_host if host in WILDCARDS else host, port)
     if told.explicit:
         bind = told.host in WILDCARDS
-        return Source(_tcp("0.0.0.0" if bind else told.host, told.port), bind, replay, told.topic)
+        return Source(_tcp("*" if bind else told.host, told.port), bind, replay, told.topic)
     if told.host in WILDCARDS:
         return Source(_tcp(engine_host, told.port), False, replay, told.topic)
     addresses = await _addresses(told.host, told.port)

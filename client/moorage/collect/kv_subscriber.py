@@ -77,7 +77,6 @@ class Subscriber:
             sub.setsockopt(zmq.RECONNECT_IVL, 200)
             sub.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_SECONDS * 1000)
             sub.setsockopt(zmq.SUBSCRIBE, self.source.topic.encode())
-            sub.setsockopt(zmq.IPV6, int("[" in self.source.endpoint))
             monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             try:
                 if self.source.bind:
@@ -138,7 +137,6 @@ class Subscriber:
         # A new socket each time: what is left of an answer that was too slow belongs to nobody.
         with self._context.socket(zmq.DEALER) as dealer:
             _limit(dealer)
-            dealer.setsockopt(zmq.IPV6, int("[" in self.source.replay))
             dealer.connect(self.source.replay)
             try:
                 async with asyncio.timeout(REPLAY_SECONDS):
@@ -169,6 +167,7 @@ class Subscriber:
 def _limit(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)  # As well as version 4.
 
 
 def _parse(frames: list[bytes]) -> tuple[int, bytes] | None:

@@ -9,6 +9,9 @@ from moorage.collect.kv_record import CacheRecord
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 
+# A publisher of garbage has ever new surprises.
+MAX_REMARKS = 32
+
 # Times that a replay is asked for again although nothing came of it.
 MAX_TRIES = 3
 
@@ -99,6 +102,8 @@ class Tracker:
         if not self._waiting and sequence == self._expected:
             self._apply(sequence, payload)
             self._in_step = True
+            if sequence == 0:
+                self._replay_from = None  # There was nothing before it.
         elif self.can_replay:
             if self._replay_from is None:
                 self.reason = f"missed batches {self._expected} to {sequence - 1}"
@@ -169,13 +174,12 @@ class Tracker:
     def _give_up(self, reason: str) -> None:
         self._cut = False
         if self._waiting:
-            self._miss(reason)
             self._settle()
         else:
             # The next batch shows whether anything was missed: before the first one, it may be number 0.
-            self.reason = reason
             self._in_step = False
             self._replay_from = None
+        self.reason = reason
 
     def _accept(self, sequence: int, payload: bytes) -> None:
         if sequence < self._expected:
@@ -195,13 +199,19 @@ class Tracker:
         try:
             batch = decode_batch(payload)
         except Unreadable as error:
-            self.remarks.add(f"unreadable KV events: {error}")
+            self._remark(f"unreadable KV events: {error}")
             self._miss(f"batch {sequence} is unreadable: {error}")
             return
-        self.remarks.update(f"KV events of unknown type {name!r}" for name in batch.unknown)
+        for name in batch.unknown:
+            self._remark(f"KV events of unknown type {name!r}")
         before = self.record.clears
         self.record.apply(batch.events)
-        self.remarks |= self.record.remarks
+        for remark in self.record.remarks:
+            self._remark(remark)
         if self.record.clears != before:
             self.clears += self.record.clears - before
             self._missed = False
+
+    def _remark(self, remark: str) -> None:
+        if len(self.remarks) < MAX_REMARKS:
+            self.remarks.add(remark)

@@ -131,8 +131,6 @@ class EngineWorker:
         """Reads the engine once. Never fails."""
         try:
             reading = await self._reader.read(self._pace.timeout)
-            if self._caches:
-                self._caches.see(reading.snapshots)
         except EngineUnreachable as error:
             self._failed(EngineState.UNREACHABLE, error)
         except EngineUnreadable as error:
@@ -141,6 +139,8 @@ class EngineWorker:
         except Exception as error:
             self._failed(EngineState.UNREADABLE, error, unexpected=True)
         else:
+            if self._caches:
+                self._caches.see(reading.snapshots)
             self._board.put(self._instance_id, reading.snapshots)
             self._enter(EngineState.REACHABLE)
             self.failures = 0
