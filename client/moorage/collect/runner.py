@@ -148,7 +148,7 @@ async def run(
 
 
 async def _beat(server: ServerLine, board: Board, pace: Pace, fleet: Fleet) -> None:
-    """One heartbeat per interval, right after the scrapes, while there is anything new."""
+    """One heartbeat per interval, right after the scrapes, while there is anything to say."""
     clock = asyncio.get_running_loop().time
     while True:
         await board.wait()

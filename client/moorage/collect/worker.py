@@ -49,6 +49,10 @@ class Board:
         """The engine does not answer any more: what was not sent is not news."""
         self._fresh.pop(instance_id, None)
 
+    def stir(self) -> None:
+        """There is something to say, if not on the board."""
+        self._arrived.set()
+
     async def wait(self) -> None:
         """Until there may be something to take."""
         await self._arrived.wait()
@@ -105,8 +109,10 @@ class EngineWorker:
         self._wake.set()
 
     def postings(self) -> list[Posting]:
-        """What to tell of the engine's prefix caches. Nothing of an engine that does not answer."""
-        return self._caches.postings() if self._caches and self.state is EngineState.REACHABLE else []
+        """What to tell of the engine's prefix caches, as long as they are heard of: a busy engine may be too slow with
+        its metrics, and its events arrive.
+        """
+        return self._caches.postings() if self._caches else []
 
     async def run(self) -> None:
         """Looks once per interval, until cancelled."""
@@ -151,6 +157,8 @@ class EngineWorker:
         self.failures += 1
         self.failures_total += 1
         self._board.drop(self._instance_id)
+        if self._caches:
+            self._board.stir()
         self._enter(state, error if unexpected else None, reason=f"{type(error).__name__}: {error}")
 
     def _enter(self, state: EngineState, trace: Exception | None = None, **fields: object) -> None:

@@ -15,7 +15,7 @@ from moorage.collect.kv_record import CacheRecord
 from moorage.collect.kv_subscriber import open_context
 from moorage.collect.runner import CollectorSettings, run
 from moorage.hashes import prefix_hashes
-from tests.unit.collect.fakes import FakeEngine, FakeScheduler, StartEngine, crafted, recording
+from tests.unit.collect.fakes import FakeEngine, FakeScheduler, StartEngine, crafted, hang, recording
 from tests.unit.collect.kv_fakes import CLEARED, FakePublisher, batch, removed, stored
 
 BLOCK = 32
@@ -225,7 +225,7 @@ async def test_a_restart_under_the_same_address(
         engine.answers["/metrics"] = "<html>"
         await first.close()
         await asyncio.sleep(0.4)
-        # Of an engine that does not answer nothing is told.
+        # Of an engine that is gone nothing is told.
         assert len(scheduler.ledger.log) <= told + 1
         second = await publish(port=first.port, replay_port=first.replay_port)
         await second.publish(turn(0, 1), lose=True)
@@ -427,3 +427,19 @@ async def test_a_record_that_breaks_spoils_nothing(
             caplog.clear()
             await publisher.publish(removed(2))
             await knows(scheduler, HASHES[:2])
+
+
+async def test_an_engine_too_busy_for_its_metrics_is_still_heard(
+    start_engine: StartEngine, scheduler: FakeScheduler, publish: StartPublisher
+) -> None:
+    publisher = await publish()
+    engine = await engine_with(start_engine, publisher)
+    async with collecting(f"a={engine.url}", server=scheduler):
+        await publisher.subscribed()
+        await publisher.publish(turn(0, 1))
+        await knows(scheduler, HASHES[:1])
+        engine.answers["/metrics"] = hang
+        seen = len(scheduler.snapshots("a"))
+        await publisher.publish(turn(1, 3))
+        await knows(scheduler, HASHES[:3])
+        assert len(scheduler.snapshots("a")) <= seen + 1
