@@ -15,6 +15,7 @@ from moorage.v1.scheduler_pb2 import (
     Outcome,
     Phase,
     PlaceRequest,
+    PrefixUpdate,
     ReleaseRequest,
     SessionProgress,
     Usage,
@@ -149,7 +150,11 @@ def release_request(
 
 
 def heartbeat_request(
-    pool: str, *, instances: Iterable[InstanceSnapshot] = (), sessions: Iterable[SessionProgress] = ()
+    pool: str,
+    *,
+    instances: Iterable[InstanceSnapshot] = (),
+    sessions: Iterable[SessionProgress] = (),
+    prefixes: Iterable[PrefixUpdate] = (),
 ) -> HeartbeatRequest:
     """A Heartbeat."""
-    return HeartbeatRequest(pool=pool, instances=instances, sessions=sessions)
+    return HeartbeatRequest(pool=pool, instances=instances, sessions=sessions, prefixes=prefixes)

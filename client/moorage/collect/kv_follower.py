@@ -45,7 +45,7 @@ INQUIRIES: Mapping[str, Inquiry] = {
 # Publishers do not move while an engine lives: asked again rarely, and whenever there is a new one.
 LOOK_SECONDS = 60.0
 ASK_SECONDS = 5.0
-# After a look that failed, and before an address that could not be used is tried again.
+# After a look that failed, or while a publisher is not there; and before a socket that broke is opened again.
 RETRY_SECONDS = 5.0
 
 # Until then it is no news that there is no connection yet.
@@ -76,7 +76,7 @@ class RankFollower:
     ) -> None:
         self.told = told
         self.tracker = Tracker(can_replay=source.replay is not None)
-        self._source = source
+        self.source = source
         self._fields = {"instance": instance_id, "dp_rank": dp_rank}
         self._subscriber = Subscriber(context, source, self.tracker, self._remark)
         self._outbox = Outbox(instance_id, dp_rank)
@@ -99,7 +99,7 @@ class RankFollower:
                 await self._subscriber.run()
             except* zmq.ZMQError as group:
                 reason = "; ".join(str(error) for error in group.exceptions)
-                self._remark(f"{self._source.endpoint} can not be used: {reason}")
+                self._remark(f"{self.source.endpoint} can not be used: {reason}")
             except* Exception as group:
                 self._break(group)
             await asyncio.sleep(RETRY_SECONDS)
@@ -135,6 +135,11 @@ class RankFollower:
             residents = record.largest_sessions()
             snapshot.resident_sessions.extend(ResidentSession(session_id=name, blocks=n) for name, n in residents)
         return is_new
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the publisher is there."""
+        return self._subscriber.connected
 
     @property
     def is_reliable(self) -> bool:
@@ -178,7 +183,7 @@ class RankFollower:
         if not self._subscriber.connected:
             if not self._state and time.monotonic() - self._began < CONNECT_SECONDS:
                 return
-            state, fields["endpoint"] = "disconnected", self._source.endpoint
+            state, fields["endpoint"] = "disconnected", self.source.endpoint
         elif self.tracker.behind:
             state = "behind"
             fields["reason"] = self.tracker.reason or "what was cached before the collector's start is not known"
@@ -232,9 +237,8 @@ class CacheFollower:
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
-                    told = await self._look()
-                    pause = LOOK_SECONDS
-                    await self._follow(told, tasks, group)
+                    all_followed = await self._follow(await self._look(), tasks, group)
+                    pause = LOOK_SECONDS if all_followed else RETRY_SECONDS
                 except (EngineUnreachable, EngineUnreadable):
                     # The reader says so already; and a publisher that is known stays.
                     pause = RETRY_SECONDS
@@ -281,25 +285,30 @@ class CacheFollower:
 
     async def _follow(
         self, told: Mapping[int, Advertised], tasks: dict[int, asyncio.Task[None]], group: asyncio.TaskGroup
-    ) -> None:
-        """Starts, replaces and ends listeners. One whose address did not change goes on."""
+    ) -> bool:
+        """Starts, replaces and ends listeners; one whose address did not change goes on. False where one can not be
+        followed, or is not there.
+        """
         for number in [number for number in self._ranks if number not in told]:
             del self._ranks[number]
             tasks.pop(number).cancel()
         for number, advertised in told.items():
             known = self._ranks.get(number)
-            if known is not None and known.told == advertised:
+            if known is not None and known.told == advertised and (known.is_connected or known.source.bind):
                 continue
             try:
                 source = await locate(advertised, self._target.endpoint)
             except NoSource as error:
                 self._remark(str(error))
                 continue
-            if number in tasks:
+            if known is not None and known.source == source:
+                continue
+            if known is not None:
                 tasks.pop(number).cancel()
             rank = RankFollower(self._target.instance_id, number, advertised, source, self._context)
             self._ranks[number] = rank
             tasks[number] = group.create_task(rank.run())
+        return all(number in self._ranks and self._ranks[number].is_connected for number in told)
 
     def _remark(self, remark: str) -> None:
         if remark not in self._remarked:

@@ -133,12 +133,12 @@ async def locate(told: Advertised, engine_url: str) -> Source:
     replay = None
     if told.replay is not None:
         host, port = told.replay
-        replay = _tcp(engine_host if host in WILDCARDS else host, port)
-    if told.explicit:
-        bind = told.host in WILDCARDS
-        return Source(_tcp("*" if bind else told.host, told.port), bind, replay, told.topic)
-    if told.host in WILDCARDS:
-        return Source(_tcp(engine_host, told.port), False, replay, told.topic)
+        replay = await _resolved(engine_host if host in WILDCARDS else host, port)
+    if told.host in WILDCARDS and told.explicit:
+        return Source(_tcp("*", told.port), True, replay, told.topic)
+    if told.host in WILDCARDS or told.explicit:
+        host = engine_host if told.host in WILDCARDS else told.host
+        return Source(await _resolved(host, told.port), False, replay, told.topic)
     addresses = await _addresses(told.host, told.port)
     for address in addresses:
         if _is_free(address, told.port):
@@ -146,11 +146,16 @@ async def locate(told: Advertised, engine_url: str) -> Source:
         if _is_ours(address):
             return Source(_tcp(address, told.port), False, replay, told.topic)
     if set(addresses) & set(await _addresses(engine_host, told.port)):
-        return Source(_tcp(told.host, told.port), False, replay, told.topic)
+        return Source(_tcp(addresses[0], told.port), False, replay, told.topic)
     raise NoSource(
         f"the engine sends KV events to {_tcp(told.host, told.port)}, which is not this host: "
         "let it listen (tcp://*:PORT), or say with --kv-events where they are"
     )
+
+
+async def _resolved(host: str, port: int) -> str:
+    """Endpoint at the first address of a host: ZeroMQ would ask for it in the thread that serves all engines."""
+    return _tcp((await _addresses(host, port))[0], port)
 
 
 def _tcp(host: str, port: int) -> str:

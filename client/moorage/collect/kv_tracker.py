@@ -68,8 +68,7 @@ class Tracker:
     @property
     def behind(self) -> bool:
         """Whether the record may lack something, or hold what is gone."""
-        gap = self._replay_from is not None and (bool(self._waiting) or self._cut)
-        return self._missed or self._doubted or self.record.overflowed or gap or not self._in_step
+        return self._missed or self._doubted or self.record.overflowed or bool(self._waiting) or not self._in_step
 
     def resize(self, total_blocks: int | None, block_size: int | None) -> None:
         """Takes the engine's own numbers, None where unknown."""
@@ -119,7 +118,7 @@ class Tracker:
         self._answers += 1
         if sequence > self._expected:
             if self._answers > 1:
-                self._cut = True
+                self._cut, self._in_step = True, False
                 return
             self._miss(f"the publisher keeps no batches before {sequence}, {self._expected} was next")
         if sequence >= self._expected:
@@ -135,7 +134,7 @@ class Tracker:
         self._drain()
         if complete and (not self._waiting or not progress):
             self._settle()
-        elif not complete and self._in_step and not self._waiting and not self._cut:
+        elif not complete and self._in_step and not self._waiting:
             self._replay_from = None  # An audit without an answer: nothing is known to be missing.
         elif self._tries >= MAX_TRIES:
             self._give_up(f"no replay after {MAX_TRIES} tries")
@@ -172,7 +171,6 @@ class Tracker:
         self._replay_from = None
 
     def _give_up(self, reason: str) -> None:
-        self._cut = False
         if self._waiting:
             self._settle()
         else:
@@ -208,6 +206,8 @@ class Tracker:
         self.record.apply(batch.events)
         for remark in self.record.remarks:
             self._remark(remark)
+        if self.record.overflowed:
+            self.reason = "more blocks stored than the engine has"
         if self.record.clears != before:
             self.clears += self.record.clears - before
             self._missed = False

@@ -181,9 +181,11 @@ async def test_without_a_replay_a_gap_lasts_until_the_cache_is_cleared(
         await is_behind(scheduler)
         await publisher.publish(turn(0, 1))
         await knows(scheduler, HASHES[:1])
+        await scheduler.until(lambda: "state=following" in caplog.text)
         await publisher.publish(turn(1, 2), lose=True)
         await publisher.publish(turn(2, 3))
         await is_behind(scheduler)
+        await scheduler.until(lambda: "reason='missed batches 1 to 1' lasts=" in caplog.text)
         seen = len(scheduler.snapshots("a"))
         await scheduler.more("a")
         await scheduler.more("a")
@@ -420,9 +422,8 @@ async def test_a_record_that_breaks_spoils_nothing(
             with monkeypatch.context() as patch:
                 patch.setattr(CacheRecord, method, fail)
                 await publisher.publish(turn(2, 3))
+                await scheduler.until(lambda: "event=kv_events_failed instance=a dp_rank=0" in caplog.text)
                 await scheduler.more("a")
-                await scheduler.more("a")
-            assert "event=kv_events_failed instance=a dp_rank=0" in caplog.text
             assert "state=unreadable" not in caplog.text
             caplog.clear()
             await publisher.publish(removed(2))

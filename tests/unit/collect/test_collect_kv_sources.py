@@ -95,8 +95,13 @@ async def test_addresses_that_are_not_ours() -> None:
     # The engine's own: it chose the port by itself.
     own = await locate(Advertised("192.0.2.1", 5557), "http://192.0.2.1:8000")
     assert own == Source("tcp://192.0.2.1:5557", False, None, "")
-    with pytest.raises(NoSource, match="is not known here"):
-        await locate(Advertised("no-such-host.invalid", 5557), ENGINE)
+    for told, engine in (
+        (Advertised("no-such-host.invalid", 5557), ENGINE),
+        (Advertised("no-such-host.invalid", 5557, explicit=True), ENGINE),
+        (Advertised("*", 5557), "http://no-such-host.invalid:8000"),
+    ):
+        with pytest.raises(NoSource, match="is not known here"):
+            await locate(told, engine)
 
 
 async def test_what_the_command_line_says_goes() -> None:

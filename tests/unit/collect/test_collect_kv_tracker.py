@@ -211,6 +211,16 @@ def test_an_audit_finds_what_was_dropped_at_the_end() -> None:
     assert without.wanted is None
 
 
+def test_an_audit_that_is_cut_leaves_the_record_behind_until_it_has_the_rest() -> None:
+    tracker = Tracker(can_replay=True)
+    feed(tracker, 0)
+    tracker.audit()
+    replay(tracker, 1, 4)
+    assert (tracker.wanted, tracker.behind) == (2, True)
+    replay(tracker, 2, 3, 4)
+    assert (tracker.wanted, held(tracker), tracker.behind) == (None, 5, False)
+
+
 def test_doubt_lasts_until_the_next_batch() -> None:
     tracker = Tracker(can_replay=False)
     feed(tracker, 0)
@@ -242,3 +252,12 @@ def test_garbage_does_not_fill_the_memory_with_remarks() -> None:
     for number in range(200):
         tracker.live(number, batch({"type": f"Strange{number}"}))
     assert len(tracker.remarks) == kv_tracker.MAX_REMARKS
+
+
+def test_more_blocks_than_there_are_is_a_reason_too() -> None:
+    tracker = Tracker(can_replay=False)
+    tracker.resize(1, 4)
+    tracker.live(0, batch(stored(range(2000), range(8000))))
+    assert (tracker.behind, tracker.reason) == (True, "more blocks stored than the engine has")
+    tracker.live(1, batch(CLEARED))
+    assert not tracker.behind
