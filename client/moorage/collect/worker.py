@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from moorage.collect.kv_follower import CacheFollower, Posting
 from moorage.collect.logs import line, logger
 from moorage.collect.reader import EngineReader, EngineUnreachable, EngineUnreadable
 from moorage.v1.scheduler_pb2 import InstanceSnapshot
@@ -48,6 +49,10 @@ class Board:
         """The engine does not answer any more: what was not sent is not news."""
         self._fresh.pop(instance_id, None)
 
+    def stir(self) -> None:
+        """There is something to say, if not on the board."""
+        self._arrived.set()
+
     async def wait(self) -> None:
         """Until there may be something to take."""
         await self._arrived.wait()
@@ -72,7 +77,7 @@ class EngineState(Enum):
 
 
 class EngineWorker:
-    """Runs one reader. Whatever goes wrong with its engine stays here."""
+    """Runs one reader, and follows the engine's prefix caches. Whatever goes wrong with its engine stays here."""
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class EngineWorker:
         board: Board,
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
+        caches: CacheFollower | None = None,
     ) -> None:
         self.state = EngineState.UNKNOWN
         # Looks that failed: since the last good one, and in all.
@@ -91,6 +97,7 @@ class EngineWorker:
         self._board = board
         self._pace = pace
         self._clock = clock
+        self._caches = caches
         self._since = clock()
         self._remarked: set[str] = set()
         self._incarnations: dict[int, str] = {}
@@ -101,8 +108,20 @@ class EngineWorker:
         self._reader.forget_facts()
         self._wake.set()
 
+    def postings(self) -> list[Posting]:
+        """What to tell of the engine's prefix caches, as long as they are heard of: a busy engine may be too slow with
+        its metrics, and its events arrive.
+        """
+        return self._caches.postings() if self._caches else []
+
     async def run(self) -> None:
         """Looks once per interval, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_looking())
+            if self._caches:
+                group.create_task(self._caches.run())
+
+    async def _keep_looking(self) -> None:
         while True:
             started = self._clock()
             await self.look()
@@ -126,6 +145,8 @@ class EngineWorker:
         except Exception as error:
             self._failed(EngineState.UNREADABLE, error, unexpected=True)
         else:
+            if self._caches:
+                self._caches.see(reading.snapshots)
             self._board.put(self._instance_id, reading.snapshots)
             self._enter(EngineState.REACHABLE)
             self.failures = 0
@@ -136,6 +157,8 @@ class EngineWorker:
         self.failures += 1
         self.failures_total += 1
         self._board.drop(self._instance_id)
+        if self._caches:
+            self._board.stir()
         self._enter(state, error if unexpected else None, reason=f"{type(error).__name__}: {error}")
 
     def _enter(self, state: EngineState, trace: Exception | None = None, **fields: object) -> None:
