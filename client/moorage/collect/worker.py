@@ -8,7 +8,7 @@ from enum import Enum
 from moorage.collect.kv_follower import CacheFollower, Posting
 from moorage.collect.logs import line, logger
 from moorage.collect.reader import EngineReader, EngineUnreachable, EngineUnreadable
-from moorage.v1.scheduler_pb2 import InstanceSnapshot
+from moorage.v1.scheduler_pb2 import INSTANCE_STATE_STOPPED, InstanceSnapshot
 
 
 class Pace:
@@ -31,6 +31,12 @@ class Pace:
         """Takes the server's wish, within bounds, unless the interval is fixed."""
         if not self._fixed and interval:
             self.interval = min(max(interval, self.BOUNDS[0]), self.BOUNDS[1])
+
+
+# Looks in a row that are refused until the engine counts as stopped: its front may be starting again.
+REFUSALS = 3
+# Times that this is said: the server may be away for a moment.
+REPEATS = 5
 
 
 class Board:
@@ -101,6 +107,9 @@ class EngineWorker:
         self._since = clock()
         self._remarked: set[str] = set()
         self._incarnations: dict[int, str] = {}
+        # As last seen; and looks in a row since then at which nobody listened.
+        self._last: tuple[InstanceSnapshot, ...] = ()
+        self._refusals = 0
         self._wake = asyncio.Event()
 
     def look_now(self) -> None:
@@ -139,6 +148,7 @@ class EngineWorker:
             reading = await self._reader.read(self._pace.timeout)
         except EngineUnreachable as error:
             self._failed(EngineState.UNREACHABLE, error)
+            self._count_refusals(error)
         except EngineUnreadable as error:
             self._failed(EngineState.UNREADABLE, error)
         # A reader that breaks on one engine must not take the others down.
@@ -149,7 +159,8 @@ class EngineWorker:
                 self._caches.see(reading.snapshots)
             self._board.put(self._instance_id, reading.snapshots)
             self._enter(EngineState.REACHABLE)
-            self.failures = 0
+            self.failures = self._refusals = 0
+            self._last = reading.snapshots
             self._remark(reading.remarks)
             self._note_incarnations(reading.snapshots)
 
@@ -160,6 +171,18 @@ class EngineWorker:
         if self._caches:
             self._board.stir()
         self._enter(state, error if unexpected else None, reason=f"{type(error).__name__}: {error}")
+
+    def _count_refusals(self, error: EngineUnreachable) -> None:
+        """Silence may have many reasons, and the server waits long before it believes it. But where nobody listens
+        any more there is no engine, and its sessions need not wait: it is reported as stopped.
+        """
+        self._refusals = self._refusals + 1 if error.refused else 0
+        if not REFUSALS <= self._refusals < REFUSALS + REPEATS or not self._last:
+            return
+        if self._refusals == REFUSALS:
+            logger.warning(line("engine_stopped", instance=self._instance_id, refusals=self._refusals))
+        later = self._refusals - REFUSALS + 1
+        self._board.put(self._instance_id, tuple(_stopped(snapshot, later) for snapshot in self._last))
 
     def _enter(self, state: EngineState, trace: Exception | None = None, **fields: object) -> None:
         """Logs a change of state, with what it was before and for how long; says nothing while nothing changes."""
@@ -195,3 +218,13 @@ class EngineWorker:
                 event = "engine_started" if known is None else "engine_restarted"
                 fields = {"dp_rank": snapshot.dp_rank, "incarnation": snapshot.incarnation}
                 logger.info(line(event, instance=self._instance_id, **fields))
+
+
+def _stopped(last: InstanceSnapshot, later: int) -> InstanceSnapshot:
+    """The same instance, `later` looks after, as one that is gone."""
+    snapshot = InstanceSnapshot()
+    snapshot.CopyFrom(last)
+    snapshot.sequence += later
+    snapshot.observed_time.GetCurrentTime()
+    snapshot.state = INSTANCE_STATE_STOPPED
+    return snapshot
