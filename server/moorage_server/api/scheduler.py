@@ -77,7 +77,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request.prompt_tokens if request.HasField("prompt_tokens") else None,
             _wait_s(request, context),
         )
-        response = pb.PlaceResponse()
+        response = pb.PlaceResponse(workload_class=result.workload_class)
         if isinstance(result, Placed):
             response.decision = pb.DECISION_PLACE
             response.moved = result.moved

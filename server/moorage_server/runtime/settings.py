@@ -202,6 +202,10 @@ class PoolSettings(Section):
         le=2**32 - 1,
         description="Most versions a session may lag behind; unset: no limit.",
     )
+    class_inference: str = Field(
+        default=_POOL.class_inference,
+        description="Whose class is told from behaviour: off, unlabelled (no label, or an unknown one) or all.",
+    )
 
     def to_core(self) -> core.PoolConfig:
         """The core's form. Bounds are not checked here."""
