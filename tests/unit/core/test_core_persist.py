@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage_server.core import controller, persist
+from moorage_server.core import controller, labels, persist
 from moorage_server.core.controller import Happened, State, Watched
 from moorage_server.core.estimates import Exposure
+from moorage_server.core.labels import Memory
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import Survival
-from moorage_server.core.view import Class, Ended
+from moorage_server.core.view import Ask, Class, Ended
 from tests.unit.core.builders import instance, later, pool, row
 
 amounts = st.floats(0.0, 1e15)
@@ -45,11 +46,19 @@ exposures = st.builds(
     declared=amounts,
     seen=st.one_of(st.none(), st.builds(Class, block_ms=counts, session_ms=counts, gap_ms=counts)),
 )
+behaviours = st.builds(
+    lambda prompt, turns, over: labels.behaviour(Ask("s", "", prompt_tokens=prompt), turns=turns, over=over).encode(),
+    st.integers(0, 2**40),
+    st.one_of(st.none(), st.integers(1, 100)),
+    st.booleans(),
+)
+memories = st.builds(Memory, st.dictionaries(names, st.lists(behaviours, min_size=1, max_size=4), max_size=3))
 states = st.builds(
     State,
     counts,
     st.dictionaries(names, exposures, max_size=3),
     st.dictionaries(names, st.builds(Watched, names, brakes, st.one_of(st.none(), amounts), maybe, counts), max_size=3),
+    memories,
 )
 
 
