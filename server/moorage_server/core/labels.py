@@ -48,7 +48,8 @@ MOST_RELABELS = 3
 #: Labelled sessions that a profile must rest on before anybody is taken for one of the class, or for none of it.
 LEAST_SESSIONS = 8.0
 
-#: What is known at entry; then what shows in life, of which the last two only grow.
+#: What is known at entry; then what shows in life, of which the last two only grow. (What a turn gains is a mean from
+#: some turns on, and as good as final.)
 PROMPT, OUTPUT, ASKED_TURNS, CONTEXT, GAP, TURNS, GROWTH = range(7)
 HINTS, WIDTH = 4, 7
 _GROWING = (TURNS, GROWTH)
@@ -199,7 +200,7 @@ def fit(memory: Memory, living: Sequence[tuple[str, Behaviour]] = ()) -> Model |
         belongs = _posterior(_likelihood(points, reaches, bins, over) + _prior(labels, len(names), wrong))
         astray = float((1.0 - belongs[np.arange(len(labels)), labels])[over].sum())
         wrong = (astray + _WRONG * _WRONG_SESSIONS) / (over.sum() + _WRONG_SESSIONS)
-        wrong = min(_MOST_WRONG, max(_LEAST_WRONG, wrong))
+        wrong = float(min(_MOST_WRONG, max(_LEAST_WRONG, wrong)))
     return Model(names, tuple(float(w) for w in belongs[over].sum(axis=0)), points, wrong, reaches)
 
 
@@ -323,8 +324,9 @@ def _prior(labels: Ints, classes: int, wrong: float) -> Floats:
 
 
 def _posterior(score: Floats) -> Floats:
-    weights: Floats = np.exp(score - score.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights = np.exp(score - score.max(axis=1, keepdims=True))
+    shares: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _likelihood(points: Floats, reaches: Floats | None, bins: Ints, over: NDArray[np.bool_]) -> Floats:
@@ -332,12 +334,22 @@ def _likelihood(points: Floats, reaches: Floats | None, bins: Ints, over: NDArra
     total = np.zeros((len(bins), points.shape[1]))
     for length in range(len(points)):
         told = bins[:, length] != _UNKNOWN
-        ended = told & over if length in _GROWING else told
+        ended = told & _final(bins, over, length)
         total[ended] += _bounded(points[length][:, bins[ended, length]].T)
         if length in _GROWING and reaches is not None:
-            alive = told & ~over
+            alive = told & ~ended
             total[alive] += _bounded(reaches[_GROWING.index(length)][:, bins[alive, length]].T)
     return total
+
+
+def _final(bins: Ints, over: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    """Whose length is what it will be; of the others it is known to be no less."""
+    if length not in _GROWING:
+        return np.ones_like(over)
+    if length == TURNS:
+        return over
+    several: NDArray[np.bool_] = over | (bins[:, TURNS] >= bin_of(_MEAN_TURNS))
+    return several
 
 
 def _bounded(values: Floats) -> Floats:
@@ -353,11 +365,11 @@ def _profiles(bins: Ints, over: NDArray[np.bool_], belongs: Floats) -> tuple[Flo
     points, reaches = [], []
     for length in range(WIDTH):
         told = bins[:, length] != _UNKNOWN
-        ended = told & over if length in _GROWING else told
+        ended = told & _final(bins, over, length)
         counts = _histogram(bins[ended, length], belongs[ended])
         seen = counts.sum(axis=1)
         if length in _GROWING:
-            alive = told & ~over
+            alive = told & ~ended
             censored = np.zeros_like(counts)
             np.add.at(censored.T, bins[alive, length], belongs[alive])
             seen = seen + censored.sum(axis=1)
@@ -391,8 +403,16 @@ def _kaplan_meier(ended: Floats, censored: Floats) -> tuple[Floats, Floats]:
 
 
 def _log_shrunk(values: Floats, seen: Floats, flat: Floats) -> Floats:
-    """Log of the classes' values (classes, bins), drawn to the mean of all, and that to ``flat``."""
+    """Log of the classes' values (classes, bins), drawn to the mean of all, and that to ``flat``; all the same while
+    no class is known well enough.
+    """
     total = seen.sum()
     mean = (seen @ values + _FLOOR * flat) / (total + _FLOOR)
     drawn: Floats = np.log((seen[:, None] * values + _SHRINK * mean) / (seen[:, None] + _SHRINK))
-    return drawn
+    told = seen >= LEAST_SESSIONS
+    if not told.any():
+        return np.zeros_like(drawn)
+    # Where a class hardly showed the length, it hardly counts: an odd gap is no sign of a class that has none.
+    trust = np.minimum(1.0, seen / LEAST_SESSIONS)[:, None]
+    neutral: Floats = trust * drawn + (1.0 - trust) * drawn[told].max(axis=0)
+    return neutral

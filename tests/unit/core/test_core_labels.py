@@ -170,6 +170,15 @@ def test_a_label_that_nothing_is_known_of_is_not_doubted() -> None:
     assert found == NOTHING
 
 
+def test_an_odd_gap_is_no_sign_of_a_class_that_has_none() -> None:
+    model, ask = learnt(wrong=0.1), Ask("s", "", prompt_tokens=400)
+    usual, odd = (
+        judge(model, labels.behaviour(ask, context=1_300, gaps=9, gap_ms=9 * ms), "agentic") for ms in (20, 600_000)
+    )
+    assert (usual.name, odd.name) == ("agentic", "agentic")
+    assert odd.confidence > 0.99
+
+
 def test_a_sibling_says_what_the_prompt_does_not() -> None:
     model, nothing = learnt(), labels.behaviour(Ask("s", ""))
     (found,) = labels.judge(model, [nothing], [""], NAMES, ["rlhf"])
@@ -183,7 +192,8 @@ def test_hints_judge_at_entry_and_survive_the_way_to_other_servers() -> None:
     for true in NAMES * 20:
         seen = labels.behaviour(session(true, dice)[0])
         here, there = judge(model, seen), judge(told, seen)
-        assert (there.name, there.confidence) == (here.name, pytest.approx(here.confidence, abs=0.03))
+        assert there.name == here.name
+        assert there.confidence == pytest.approx(here.confidence, abs=0.03)
     assert judge(told, labels.behaviour(Ask("s", "", prompt_tokens=900))).name == "agentic"
 
 
