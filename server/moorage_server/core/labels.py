@@ -13,28 +13,25 @@ what still lives counts as censored, and turns and growth are Kaplan-Meier estim
 
 Naive Bayes judges from what is known so far; what is not known does not count, and a turn or a token that may still be
 followed by others counts as "at least". Confidence is kept honest three ways: a profile of few sessions is drawn
-towards the mean of all, no single length counts for more than ``_MOST_PER_LENGTH``, and classes are equally likely
-beforehand, however often they come.
+towards the mean of all, no single length counts for more than a bounded factor, and classes are equally likely
+beforehand, however often they come. The numbers are in ``profiles``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moorage_server.core import config as cfg
+from moorage_server.core import profiles
 from moorage_server.core.config import PoolConfig
+from moorage_server.core.profiles import BINS, HINTS, LEAST_SESSIONS, MEAN_TURNS, UNKNOWN, WIDTH, Floats, Ints, bin_of
 
 if TYPE_CHECKING:
     from moorage_server.core.view import Ask
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 #: Confidence from which a session is taken for what it behaves like, if it has no usable label or one that is
 #: contradicted.
@@ -45,51 +42,32 @@ CONTRADICTS = 0.95
 _WRONG, _WRONG_SESSIONS, _LEAST_WRONG, _MOST_WRONG = 0.1, 20.0, 0.01, 0.3
 #: Times that one session may change its class in its life.
 MOST_RELABELS = 3
-#: Labelled sessions that a profile must rest on before anybody is taken for one of the class, or for none of it.
-LEAST_SESSIONS = 8.0
-
-#: What is known at entry; then what shows in life, of which the last two only grow. (What a turn gains is a mean from
-#: some turns on, and as good as final.)
-PROMPT, OUTPUT, ASKED_TURNS, CONTEXT, GAP, TURNS, GROWTH = range(7)
-HINTS, WIDTH = 4, 7
-_GROWING = (TURNS, GROWTH)
-#: Half octaves from 1 to 2^24 (tokens, turns, milliseconds).
-BINS = 48
-_UNKNOWN = -1
 #: Characters that an encoded behaviour has.
 ENCODED = WIDTH + 1
-#: Turns after which the tokens gained per turn are a mean of something.
-_MEAN_TURNS = 4
 
 #: Ended sessions that are remembered, of one class at least, and classes that are.
 SAMPLES, _LEAST_SAMPLES, MOST_CLASSES = 768, 24, 32
 #: Living sessions that a fit looks at.
 _LIVING = 1024
 _ROUNDS = 6
-#: Pseudo-sessions per length that draw a profile to the mean of all, and that mean to nothing in particular.
-_SHRINK, _FLOOR = 1.0, 1.0
-#: Most that one length may count for one class against the best one: a factor of 400.
-_MOST_PER_LENGTH = 6.0
-#: Neighbouring bins get their share: where exactly a bin ends says nothing.
-_KERNEL = (0.25, 0.5, 0.25)
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl"
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Bins of all lengths, ``_UNKNOWN`` where nobody said; ``over`` once turns and growth are what they will be."""
+    """Bins of all lengths, ``UNKNOWN`` where nobody said; ``over`` once turns and growth are what they will be."""
 
     bins: tuple[int, ...]
     over: bool = False
 
     def encode(self) -> str:
         """One character per length, and one for ``over``."""
-        return ("+" if self.over else ".") + "".join("-" if b == _UNKNOWN else _DIGITS[b] for b in self.bins)
+        return ("+" if self.over else ".") + "".join("-" if b == UNKNOWN else _DIGITS[b] for b in self.bins)
 
     @classmethod
     def decode(cls, text: str) -> Behaviour:
         """The reverse of :meth:`encode`."""
-        return cls(tuple(_UNKNOWN if c == "-" else _DIGITS.index(c) for c in text[1:]), text[0] == "+")
+        return cls(tuple(UNKNOWN if c == "-" else _DIGITS.index(c) for c in text[1:]), text[0] == "+")
 
 
 def behaviour(
@@ -105,7 +83,7 @@ def behaviour(
     if gaps:
         turns = max(turns or 0, gaps + 1)
     gained = None
-    if context is not None and ask.prompt_tokens is not None and turns and (over or turns == 1 or turns >= _MEAN_TURNS):
+    if context is not None and ask.prompt_tokens is not None and turns and (over or turns == 1 or turns >= MEAN_TURNS):
         gained = max(0.0, context - ask.prompt_tokens) / turns
     lengths = (
         ask.prompt_tokens,
@@ -116,12 +94,7 @@ def behaviour(
         turns,
         gained,
     )
-    return Behaviour(tuple(_UNKNOWN if v is None else bin_of(v) for v in lengths), over)
-
-
-def bin_of(value: float) -> int:
-    """Half octave that a length lies in; everything below 1 is in the first."""
-    return min(BINS - 1, int(2.0 * math.log2(value))) if value > 1 else 0
+    return Behaviour(tuple(UNKNOWN if v is None else bin_of(v) for v in lengths), over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +143,7 @@ class Model:
     points: Floats
     #: Share of labels that are wrong.
     wrong: float = _WRONG
-    #: Log chance that a length that only grows gets as far, in the order of ``_GROWING``; None where hints alone count.
+    #: Log chance that a length that only grows gets as far, in the order of ``GROWING``; None where hints alone count.
     reaches: Floats | None = None
 
     def known(self, name: str) -> bool:
@@ -196,8 +169,10 @@ def fit(memory: Memory, living: Sequence[tuple[str, Behaviour]] = ()) -> Model |
     over = np.array([seen.over for _, seen in pairs])
     belongs, wrong = np.eye(len(names))[labels], _WRONG
     for _ in range(_ROUNDS):
-        points, reaches = _profiles(bins, over, belongs)
-        belongs = _posterior(_likelihood(points, reaches, bins, over) + _prior(labels, len(names), wrong))
+        points, reaches = profiles.counted(bins, over, belongs)
+        belongs = profiles.posterior(
+            profiles.likelihood(points, reaches, bins, over) + profiles.prior(labels, len(names), wrong)
+        )
         astray = float((1.0 - belongs[np.arange(len(labels)), labels])[over].sum())
         wrong = (astray + _WRONG * _WRONG_SESSIONS) / (over.sum() + _WRONG_SESSIONS)
         wrong = float(min(_MOST_WRONG, max(_LEAST_WRONG, wrong)))
@@ -226,15 +201,15 @@ def judge(
     position = {name: n for n, name in enumerate(wanted)}
 
     def evidence(names: Sequence[str]) -> Floats:
-        return _prior(
-            np.array([position.get(name, _UNKNOWN) for name in names], dtype=np.int64), len(wanted), model.wrong
+        return profiles.prior(
+            np.array([position.get(name, UNKNOWN) for name in names], dtype=np.int64), len(wanted), model.wrong
         )
 
-    score = _likelihood(points, reaches, bins, np.array([s.over for s in seen])) + evidence(labels)
+    score = profiles.likelihood(points, reaches, bins, np.array([s.over for s in seen])) + evidence(labels)
     if siblings:
         score = score + evidence(siblings)
-    chances = _posterior(score)
-    said = (bins != _UNKNOWN).any(axis=1)
+    chances = profiles.posterior(score)
+    said = (bins != UNKNOWN).any(axis=1)
     found = []
     for n, label in enumerate(labels):
         best = int(np.argmax(chances[n]))
@@ -311,108 +286,3 @@ def decode_model(row: Mapping[str, object]) -> Model:
 def _matrix(seen: Sequence[Behaviour]) -> Ints:
     """Bins, shape (sessions, lengths)."""
     return np.array([s.bins for s in seen], dtype=np.int64).reshape(len(seen), WIDTH)
-
-
-def _prior(labels: Ints, classes: int, wrong: float) -> Floats:
-    """Log of what labels (indices, negative for none) say, shape (sessions, classes)."""
-    prior = np.zeros((len(labels), classes))
-    told = labels >= 0
-    if classes > 1:
-        prior[told] = math.log(wrong / (classes - 1))
-        prior[told, labels[told]] = math.log(1.0 - wrong)
-    return prior
-
-
-def _posterior(score: Floats) -> Floats:
-    weights = np.exp(score - score.max(axis=1, keepdims=True))
-    shares: Floats = weights / weights.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _likelihood(points: Floats, reaches: Floats | None, bins: Ints, over: NDArray[np.bool_]) -> Floats:
-    """Log likelihood of each session under each class, shape (sessions, classes)."""
-    total = np.zeros((len(bins), points.shape[1]))
-    for length in range(len(points)):
-        told = bins[:, length] != _UNKNOWN
-        ended = told & _final(bins, over, length)
-        total[ended] += _bounded(points[length][:, bins[ended, length]].T)
-        if length in _GROWING and reaches is not None:
-            alive = told & ~ended
-            total[alive] += _bounded(reaches[_GROWING.index(length)][:, bins[alive, length]].T)
-    return total
-
-
-def _final(bins: Ints, over: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
-    """Whose length is what it will be; of the others it is known to be no less."""
-    if length not in _GROWING:
-        return np.ones_like(over)
-    if length == TURNS:
-        return over
-    several: NDArray[np.bool_] = over | (bins[:, TURNS] >= bin_of(_MEAN_TURNS))
-    return several
-
-
-def _bounded(values: Floats) -> Floats:
-    """No class is further behind the best one than a single length may put it."""
-    if not values.size:
-        return values
-    bounded: Floats = np.maximum(values, values.max(axis=1, keepdims=True) - _MOST_PER_LENGTH)
-    return bounded
-
-
-def _profiles(bins: Ints, over: NDArray[np.bool_], belongs: Floats) -> tuple[Floats, Floats]:
-    """Log densities and log chances to get as far, shapes (lengths, classes, bins) and (growing lengths, ...)."""
-    points, reaches = [], []
-    for length in range(WIDTH):
-        told = bins[:, length] != _UNKNOWN
-        ended = told & _final(bins, over, length)
-        counts = _histogram(bins[ended, length], belongs[ended])
-        seen = counts.sum(axis=1)
-        if length in _GROWING:
-            alive = told & ~ended
-            censored = np.zeros_like(counts)
-            np.add.at(censored.T, bins[alive, length], belongs[alive])
-            seen = seen + censored.sum(axis=1)
-            density, reach = _kaplan_meier(counts, censored)
-            reaches.append(_log_shrunk(reach, seen, 1.0 - np.arange(BINS) / BINS))
-        else:
-            density = counts / np.maximum(seen, 1e-12)[:, None]
-        points.append(_log_shrunk(density, seen, np.full(BINS, 1.0 / BINS)))
-    return np.array(points), np.array(reaches)
-
-
-def _histogram(at: Ints, belongs: Floats) -> Floats:
-    """Smoothed counts, shape (classes, bins); what would fall off an end stays in it."""
-    counts = np.zeros((BINS, belongs.shape[1]))
-    for offset, weight in zip((-1, 0, 1), _KERNEL, strict=True):
-        np.add.at(counts, np.clip(at + offset, 0, BINS - 1), weight * belongs)
-    return counts.T
-
-
-def _kaplan_meier(ended: Floats, censored: Floats) -> tuple[Floats, Floats]:
-    """Density and chance to get as far, by class and bin. A session censored in a bin was at risk in half of it."""
-    after = np.cumsum((ended + censored)[:, ::-1], axis=1)[:, ::-1]
-    at_risk = after - 0.5 * censored
-    hazard = np.divide(ended, at_risk, out=np.zeros_like(ended), where=at_risk > 0)
-    beyond = np.cumprod(1.0 - np.clip(hazard, 0.0, 1.0), axis=1)
-    reach = np.concatenate((np.ones((len(ended), 1)), beyond[:, :-1]), axis=1)
-    density = reach - beyond
-    # What nobody has seen the end of ends somewhere in the last bin that was reached, or beyond it.
-    density[:, -1] += beyond[:, -1]
-    return density, reach
-
-
-def _log_shrunk(values: Floats, seen: Floats, flat: Floats) -> Floats:
-    """Log of the classes' values (classes, bins), drawn to the mean of all, and that to ``flat``; all the same while
-    no class is known well enough.
-    """
-    total = seen.sum()
-    mean = (seen @ values + _FLOOR * flat) / (total + _FLOOR)
-    drawn: Floats = np.log((seen[:, None] * values + _SHRINK * mean) / (seen[:, None] + _SHRINK))
-    told = seen >= LEAST_SESSIONS
-    if not told.any():
-        return np.zeros_like(drawn)
-    # Where a class hardly showed the length, it hardly counts: an odd gap is no sign of a class that has none.
-    trust = np.minimum(1.0, seen / LEAST_SESSIONS)[:, None]
-    neutral: Floats = trust * drawn + (1.0 - trust) * drawn[told].max(axis=0)
-    return neutral

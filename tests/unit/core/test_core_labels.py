@@ -14,6 +14,7 @@ from moorage_server.core import config as cfg
 from moorage_server.core import labels
 from moorage_server.core.config import ClassConfig
 from moorage_server.core.labels import NOTHING, Behaviour, Inferred, Memory, Model
+from moorage_server.core.profiles import LEAST_SESSIONS
 from moorage_server.core.view import Ask
 from tests.unit.core.builders import config
 
@@ -154,7 +155,7 @@ def test_heavy_tails_do_not_pull_a_profile_away() -> None:
 
 def test_too_few_sessions_say_nothing() -> None:
     dice, memory = random.Random(2), Memory()
-    for _ in range(int(labels.LEAST_SESSIONS) - 1):
+    for _ in range(int(LEAST_SESSIONS) - 1):
         memory.learn("rlvr", whole("rlvr", dice))
         memory.learn("agentic", whole("agentic", dice))
     model = labels.fit(memory)
