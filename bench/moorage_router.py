@@ -29,7 +29,7 @@ class MoorageRouter:
         """See `Router.session`."""
         hasher = PrefixHasher(self._block_size)
         fields = AdmitFields(
-            workload_class=plan.workload_class,
+            workload_class=plan.declared_class,
             group_id=f"{self._run_id}/{plan.group_id}",
             group_size=plan.group_size,
             prompt_tokens=len(plan.prompt),

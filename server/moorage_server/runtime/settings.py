@@ -214,6 +214,10 @@ class PoolSettings(Section):
         default=_POOL.weight_update_timeout_s,
         description="Seconds after which a weight update that nobody ends is over, 1 to 86400.",
     )
+    class_inference: str = Field(
+        default=_POOL.class_inference,
+        description="Whose class is told from behaviour: off, unlabelled (no label, or an unknown one) or all.",
+    )
 
     def to_core(self) -> core.PoolConfig:
         """The core's form. Bounds are not checked here."""
