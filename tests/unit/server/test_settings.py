@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from moorage_server.core.config import ClassConfig, PoolConfig
-from moorage_server.runtime.settings import ClassSettings, PoolSettings, Section, Settings
+from moorage_server.runtime.section import Section
+from moorage_server.runtime.settings import ClassSettings, PoolSettings, Settings
 from moorage_server.runtime.settings_sources import (
     FLAGS,
     SettingsError,
