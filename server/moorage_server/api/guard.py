@@ -67,8 +67,10 @@ class Guard:
                     errors.CREDENTIAL_MISSING, "no credential: send authorization: Bearer TOKEN, or a certificate"
                 )
         if caller is None:
-            kind = "token" if given else "certificate"
-            raise Unauthenticated(errors.CREDENTIAL_INVALID, f"the {kind} is not known here", {"kind": kind})
+            message = "the token is not known here"
+            if not given:
+                message = "the certificate is not known here, and there is no token"
+            raise Unauthenticated(errors.CREDENTIAL_INVALID, message, {"kind": "token" if given else "certificate"})
         return caller
 
     def _holding(self, given: list[Any]) -> Caller | None:

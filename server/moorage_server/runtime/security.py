@@ -62,7 +62,7 @@ class Security:
     def facts(self) -> dict[str, object]:
         """How callers get in, for the log."""
         tls = "off" if self._certificates is None else "mutual" if self._settings.tls.mutual else "on"
-        return {"tls": tls, "credentials": None if self.guard is None else len(self.guard.callers)}
+        return {"tls": tls, "callers": None if self.guard is None else len(self.guard.callers)}
 
     def warn(self) -> None:
         """Logs what is risky about how callers get in."""
