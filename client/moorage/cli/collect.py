@@ -105,8 +105,6 @@ def _collect(engine: str, settings: options.Settings, engines: _Engines) -> None
     import asyncio
     import logging
 
-    if settings.tls or settings.ca or settings.cert:
-        raise click.UsageError("the collector calls the server in plain text: leave the TLS options out")
     try:
         from moorage.collect.runner import CollectorSettings
     except ModuleNotFoundError as error:
@@ -123,7 +121,7 @@ def _collect(engine: str, settings: options.Settings, engines: _Engines) -> None
             server=settings.server,
             interval=engines["interval"],
             timeout=settings.timeout if "timeout" in settings.given else None,
-            token=settings.token,
+            proof=settings.proof(),
             engine=engine,
             dns=engines["dns"],
             kube_selector=engines["kube_selector"],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from moorage.collect.logs import line, logger
+from moorage.credentials import Token
 from moorage.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 if TYPE_CHECKING:
@@ -34,9 +35,11 @@ NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5000))
 
 
-def open_channel(server: str) -> grpc.aio.Channel:
-    """A plain-text channel to HOST:PORT."""
-    return grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS)
+def open_channel(server: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, in plain text where there are no credentials."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(server, credentials, options=CHANNEL_OPTIONS)
 
 
 @dataclass(slots=True)
@@ -56,10 +59,10 @@ class Beat:
 class ServerLine:
     """Heartbeats of one pool over `channel`. Changes of state are logged once, not at every beat."""
 
-    def __init__(self, channel: grpc.aio.Channel, pool: str, token: str | None = None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, pool: str, token: Token | None = None) -> None:
         self._stub = cast("SchedulerServiceAsyncStub", scheduler_pb2_grpc.SchedulerServiceStub(channel))
         self._pool = pool
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._state = "unknown"
         self._failures = 0
         self._refusals: dict[tuple[str, int], str] = {}
@@ -75,8 +78,9 @@ class ServerLine:
         beat = Beat(prefixes=[None] * len(prefixes))
         told = 0
         for request in _requests(self._pool, snapshots, prefixes):
+            metadata = () if self._token is None else (self._token.header(),)
             try:
-                response = await self._stub.Heartbeat(request, timeout=RPC_SECONDS, metadata=self._metadata)
+                response = await self._stub.Heartbeat(request, timeout=RPC_SECONDS, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 beat.retry_after = self._failed(error)
                 return beat

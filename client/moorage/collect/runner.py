@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -21,6 +21,7 @@ from moorage.collect.sglang_reader import SglangReader
 from moorage.collect.targets import Target, resolve_targets
 from moorage.collect.vllm_reader import VllmReader
 from moorage.collect.worker import Board, EngineWorker, Pace
+from moorage.credentials import Proof
 
 # How each engine is read. Another engine is another reader, and a line here and below.
 READERS: Mapping[str, Callable[[Target, httpx.AsyncClient], EngineReader]] = {
@@ -64,7 +65,7 @@ class CollectorSettings:
     server: str = "127.0.0.1:50061"
     interval: float | None = None
     timeout: float | None = None
-    token: str | None = None
+    proof: Proof = field(default_factory=Proof)
     names: Mapping[str, str] | None = None
     engine: str = "vllm"
     dns: Sequence[str] = ()
@@ -114,12 +115,14 @@ async def run(
     discoveries = [*discoveries_of(settings), *discoveries]
     if not targets and not discoveries:
         raise ValueError("no engine to read: give at least one URL, a DNS name or a Kubernetes label selector")
+    credentials = settings.proof.to_credentials()
+    token = settings.proof.to_token(settings.server, secure=credentials is not None)
     stop = stop or asyncio.Event()
     # Engines are asked directly, whatever proxy the environment names, and a hanging one uses up nobody's connections.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
     async with (
         httpx.AsyncClient(limits=limits, trust_env=False) as http,
-        open_channel(settings.server) as channel,
+        open_channel(settings.server, credentials) as channel,
         open_context() as zeromq,
         asyncio.TaskGroup() as group,
     ):
@@ -136,7 +139,7 @@ async def run(
         logger.info(line("collector_started", **fields, server=settings.server))
         fleet = Fleet([STATIC, *(discovery.name for discovery in discoveries)], hire, group, board)
         fleet.update(STATIC, targets)
-        server = ServerLine(channel, settings.pool, settings.token)
+        server = ServerLine(channel, settings.pool, token)
         tasks = [group.create_task(_beat(server, board, pace, fleet))]
         for discovery in discoveries:
             tasks.append(group.create_task(keep_looking(discovery, fleet, settings.discovery_interval)))

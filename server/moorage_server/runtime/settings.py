@@ -12,38 +12,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from moorage_server import limits
 from moorage_server.core import config as core
+from moorage_server.runtime.section import Id, Section, empty_as_nothing
+from moorage_server.runtime.security_settings import AuthSettings, TlsSettings
 
 _POOL = core.PoolConfig()
 _CLASS = core.ClassConfig()
-
-
-def _id(value: str) -> str:
-    if not 1 <= len(value.encode()) <= limits.ID_BYTES:
-        raise ValueError(f"must be 1 to {limits.ID_BYTES} bytes of UTF-8")
-    return value
-
-
-def _empty_as_nothing(value: Any) -> Any:
-    # A YAML key whose children are all commented out reads as null.
-    return {} if value is None else value
-
-
-Id = Annotated[str, Field(strict=True), BeforeValidator(lambda v: _id(v) if isinstance(v, str) else v)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values are final."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_null(cls, data: Any) -> Any:
-        return _empty_as_nothing(data)
 
 
 class RedisSettings(Section):
@@ -159,7 +136,7 @@ class PoolSettings(Section):
         default=_POOL.mode,
         description="enforce or observe: `observe` places everything and records what `enforce` would have said.",
     )
-    classes: Annotated[dict[Id, ClassSettings], BeforeValidator(_empty_as_nothing)] = Field(
+    classes: Annotated[dict[Id, ClassSettings], BeforeValidator(empty_as_nothing)] = Field(
         default_factory=dict, max_length=limits.CLASSES, description="Workload classes by name."
     )
     default_class: str = Field(
@@ -235,6 +212,11 @@ class Settings(Section):
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
     )
+    insecure_listen: bool = Field(
+        default=False, description="Listen beyond loopback though neither tokens nor certificates tell callers apart."
+    )
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates.")
+    auth: AuthSettings = Field(default_factory=AuthSettings, description="Who may call, and what.")
     redis: RedisSettings = Field(default_factory=RedisSettings, description="Where the ledger lives.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server takes on.")
@@ -242,7 +224,7 @@ class Settings(Section):
     shutdown: ShutdownSettings = Field(
         default_factory=ShutdownSettings, description="What happens between SIGTERM and exit."
     )
-    pools: Annotated[dict[Id, PoolSettings], BeforeValidator(_empty_as_nothing)] = Field(
+    pools: Annotated[dict[Id, PoolSettings], BeforeValidator(empty_as_nothing)] = Field(
         default_factory=dict,
         description="Pools by name; others come into being, with the defaults, when an instance registers.",
     )
@@ -282,6 +264,11 @@ class Settings(Section):
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def exposed(self) -> bool:
+        """Whether whoever reaches the server may do everything, and nobody said that this is meant."""
+        return not (self.on_loopback or self.auth.on or self.tls.mutual or self.insecure_listen)
 
     def pool_configs(self) -> Mapping[str, core.PoolConfig]:
         """The configured pools in the core's form."""

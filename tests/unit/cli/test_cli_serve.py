@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moorage.collect import runner
+from moorage.credentials import Proof
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.fake import Code, Failure, FakeServer
 
@@ -118,7 +119,7 @@ def test_collect_passes_its_options_on(run: Run, collected: list[runner.Collecto
     )  # fmt: skip
     assert collected == [
         runner.CollectorSettings(
-            urls=("http://h:1",), pool="p", server="s:1", interval=0.5, timeout=0.2, token="t", engine="vllm"
+            urls=("http://h:1",), pool="p", server="s:1", interval=0.5, timeout=0.2, proof=Proof("t"), engine="vllm"
         )
     ]
 
@@ -164,7 +165,8 @@ def test_collect_finds_engines(
         (["--kube-port", "8000"], "only with a label selector"),
         (["--kube-selector", "app=x", "--kube-port", "0"], "--kube-port"),
         (["--url", "http://h:1", "--interval", "0"], "interval must be"),
-        (["--url", "http://h:1", "--tls"], "plain text"),
+        (["--url", "http://h:1", "--server", "h:1", "--token", "t"], "in clear text"),
+        (["--url", "http://h:1", "--key", __file__], "--cert and --key go together"),
         (["--url", "ftp://h"], "ftp://h"),
     ],
 )
