@@ -18,6 +18,7 @@ from moorage_server.api.errors import abort_with, internal
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
 from moorage_server.api.validation import pool_of
 from moorage_server.errors import InvalidField, MoorageFailure, NotSupported
+from moorage_server.meters import Meters, waited_s
 
 _log = structlog.get_logger("moorage.api")
 
@@ -27,6 +28,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 #: Health and reflection pass untouched.
 _OURS = "/moorage.v1."
+#: Methods that answer with a decision.
+_DECIDING = ("/moorage.v1.SchedulerService/Admit", "/moorage.v1.SchedulerService/Place")
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -35,12 +38,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of moorage.v1.
 
     A MoorageFailure ends the call with its status. Any other exception is logged once, under a correlation id, and the
-    caller learns that id and nothing else.
+    caller learns that id and nothing else. ``traced`` gives every unary method a span.
     """
 
-    def __init__(self, stats: RpcStats, decisions: DecisionLog) -> None:
+    def __init__(
+        self,
+        stats: RpcStats,
+        decisions: DecisionLog,
+        meters: Meters | None = None,
+        traced: Callable[[str, Any], Any] | None = None,
+    ) -> None:
         self._stats = stats
         self._decisions = decisions
+        self._meters = meters or Meters()
+        self._traced = traced
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -62,6 +73,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         decoder, encoder = _tolerant(handler.request_deserializer), handler.response_serializer
         if handler.unary_unary is not None:
             unary = self._unary(method, handler.unary_unary)
+            if self._traced is not None:
+                unary = self._traced(method, unary)
             return grpc.unary_unary_rpc_method_handler(unary, decoder, encoder)
         if handler.unary_stream is not None:
             stream = self._stream(method, handler.unary_stream)
@@ -70,15 +83,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behaviour: Any) -> Any:
         stats = self._stats.of(method)
+        counted = self._count if method in _DECIDING else None
 
         async def call(request: Any, context: Context) -> Any:
             async with _Call(method, stats, request, context) as this:
                 _require_readable(request)
                 response = await behaviour(request, context)
+            if counted is not None:
+                counted(method, request, response)
             self._decisions.observe(method, request, response, this.milliseconds)
             return response
 
         return call
+
+    def _count(self, method: str, request: Any, response: Any) -> None:
+        reason = response.hold.reason if response.HasField("hold") else 0
+        pool = self._meters.pools.of(pool_of(request))
+        self._meters.decisions[pool, method.rpartition("/")[2], response.decision, reason] += 1
 
     def _stream(self, method: str, behaviour: Any) -> Any:
         stats = self._stats.of(method)
@@ -144,9 +165,10 @@ class _Call:
             elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
                 await self._hide(error)
         finally:
-            self.milliseconds = (perf_counter() - self._started) * 1000
+            seconds = perf_counter() - self._started
+            self.milliseconds = seconds * 1000
             self._stats.under_way -= 1
-            self._stats.observe(self._code(error), self.milliseconds)
+            self._stats.observe(self._code(error), max(0.0, seconds - waited_s.get()))
 
     async def _hide(self, error: Exception) -> None:
         correlation_id = uuid.uuid4().hex

@@ -18,7 +18,18 @@ from moorage_server.core.admission import Verdict
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import PAUSED, Ask, Pool
 from moorage_server.errors import MoorageFailure, StoreUnavailable, WrongState
-from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Store
+from moorage_server.meters import Meters, Wait
+from moorage_server.store.base import (
+    Admission,
+    Homeless,
+    HomeWaits,
+    OnHold,
+    Placed,
+    Refused,
+    Released,
+    Request,
+    Store,
+)
 
 log = structlog.get_logger("moorage.desk")
 
@@ -37,6 +48,8 @@ _LATE_MS = 500
 _PATIENCE_MS = 30_000
 #: How often a session looks whether its paused home serves again.
 _HOME_LOOK_S = 0.25
+#: How waits end, for those who count them.
+_OUTCOMES = {Placed: "place", OnHold: "hold", Refused: "reject", HomeWaits: "hold", Homeless: "moved"}
 
 
 @dataclass(slots=True)
@@ -63,10 +76,11 @@ class _Waiter:
 class Desk:
     """Serves one pool. One event loop; not thread-safe."""
 
-    def __init__(self, store: Store, pool: str, default: PoolConfig) -> None:
+    def __init__(self, store: Store, pool: str, default: PoolConfig, meters: Meters | None = None) -> None:
         self.store = store
         self.pool = pool
         self.default = default
+        self.meters = meters or Meters()
         self._view: Pool | None = None
         self._read_at = 0.0
         self._dirty = True
@@ -78,6 +92,11 @@ class Desk:
         self._keeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait here for their turn."""
+        return len(self._waiters)
 
     async def close(self) -> None:
         """Answers those who wait with where they stand, and finishes what is under way. Nobody waits here any more."""
@@ -137,6 +156,8 @@ class Desk:
             started = asyncio.get_running_loop().time()
             view = await self.store.view(self.pool, self.default)
             self._view, self._read_at = view, started
+            if view.named:
+                self.meters.pools.know(self.pool)
             return view
         except StoreUnavailable:
             self._dirty, self._view = True, None
@@ -163,7 +184,9 @@ class Desk:
             result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
         if not isinstance(result, OnHold) or max_wait_s <= 0:
             return result, verdict
-        waited = await self._wait(arrival, result, max_wait_s)
+        with Wait(self.meters, self.pool) as wait:
+            waited = await self._wait(arrival, result, max_wait_s)
+            wait.outcome = _OUTCOMES[type(waited)]
         return waited, verdict
 
     def _decide(self, view: Pool, ask: Ask) -> Verdict:
@@ -349,23 +372,27 @@ class Desk:
         view = await self.view()
         gone_ms = int(view.config.gone_after_s * 1000)
         until = asyncio.get_running_loop().time() + max_wait_s
-        while True:
-            result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
-            if isinstance(result, Placed):
-                return result
-            left = until - asyncio.get_running_loop().time()
-            if isinstance(result, HomeWaits):
-                if left <= 0:
-                    reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
-                    detail = f"home is {result.state.lower()}"
-                    return OnHold(reason, int(_HOME_LOOK_S * 1000), 0, 0, view.now_ms, detail)
-                await asyncio.sleep(min(_HOME_LOOK_S, left))
-                continue
-            arrival = Arrival(result.ask, request)
-            moved, _ = await self.admit(arrival, max(0.0, left))
-            if isinstance(moved, Refused):
-                return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, moved.since_ms, moved.detail)
-            return moved
+
+        def left() -> float:
+            return max(0.0, until - asyncio.get_running_loop().time())
+
+        result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+        if isinstance(result, HomeWaits) and max_wait_s > 0:
+            with Wait(self.meters, self.pool) as wait:
+                while isinstance(result, HomeWaits) and left() > 0:
+                    await asyncio.sleep(min(_HOME_LOOK_S, left()))
+                    result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+                wait.outcome = _OUTCOMES[type(result)]
+        if isinstance(result, Placed):
+            return result
+        if isinstance(result, HomeWaits):
+            reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
+            detail = f"home is {result.state.lower()}"
+            return OnHold(reason, int(_HOME_LOOK_S * 1000), 0, 0, view.now_ms, detail)
+        moved, _ = await self.admit(Arrival(result.ask, request), left())
+        if isinstance(moved, Refused):
+            return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, moved.since_ms, moved.detail)
+        return moved
 
     async def release(
         self,

@@ -61,6 +61,11 @@ class Epochs:
         self._failing = False
         self._empty_since: float | None = None
 
+    @property
+    def holds(self) -> bool:
+        """Whether this process drives the pool's controller."""
+        return self._state is not None
+
     def wake(self, why: str) -> None:
         """Something changed for those who wait (our own publications aside)."""
         if why != "published":
@@ -91,6 +96,7 @@ class Epochs:
 
     async def stop(self) -> None:
         """Gives the epoch up, so that another process need not wait for the lease to end."""
+        self._state = None
         with contextlib.suppress(StoreUnavailable):
             await self._store.resign(self._pool, self._owner)
 
@@ -150,6 +156,8 @@ class Epochs:
         policy = parse.encode_published(outcome.published, self._rate)
         if await self._store.publish(self._pool, self._owner, policy, persist.dump(self._state), True, updates):
             self._outcome = outcome
+            meters = self._desk.meters
+            meters.epochs[meters.pools.of(self._pool)] += 1
         else:
             self._state = None
 
@@ -181,8 +189,10 @@ class Epochs:
         total = sum(c.active + c.held for c in view.classes.values())
         brake = max(_EXPIRE_LEAST, int(total * _EXPIRE_SHARE))
         timeout_ms = int(1000 * config.weight_update_timeout_s)
-        while await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms) == _EXPIRE:
-            pass
+        meters, ended = self._desk.meters, _EXPIRE
+        while ended == _EXPIRE:
+            ended = await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms)
+            meters.expiries[meters.pools.of(self._pool)] += ended
         gone_ms = int(1000 * config.gone_after_s)
         for instance in view.instances.values():
             if instance.updating_since_ms is not None and view.now_ms - instance.updating_since_ms >= timeout_ms:

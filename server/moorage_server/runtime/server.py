@@ -16,6 +16,7 @@ from moorage_server import limits
 from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.interceptors import CallInterceptor
 from moorage_server.api.rpc_stats import RpcStats
+from moorage_server.meters import Meters
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.tasks import end
 
@@ -46,19 +47,26 @@ class AddressInUse(Exception):
 class MoorageServer:
     """A server that is built, started once, and stopped once.
 
-    ``register`` adds the servicers; ``ping`` raises, or answers too late, while the store is unreachable.
+    ``register`` adds the servicers; ``ping`` raises, or answers too late, while the store is unreachable. ``meters``
+    count decisions; ``traced`` gives every unary method a span.
     """
 
     def __init__(
-        self, settings: Settings, register: Callable[[grpc.aio.Server], None], ping: Callable[[], Awaitable[object]]
+        self,
+        settings: Settings,
+        register: Callable[[grpc.aio.Server], None],
+        ping: Callable[[], Awaitable[object]],
+        meters: Meters | None = None,
+        traced: Callable[[str, Any], Any] | None = None,
     ) -> None:
         self._settings = settings
         self._ping = ping
         self._readiness: asyncio.Task[None] | None = None
         self.stats = RpcStats()
+        self.ready = False
         self.health = health.aio.HealthServicer()
         self.grpc = grpc.aio.server(
-            interceptors=[CallInterceptor(self.stats, DecisionLog(_decisions(settings)))],
+            interceptors=[CallInterceptor(self.stats, DecisionLog(_decisions(settings)), meters, traced)],
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.limits.max_concurrent_rpcs,
         )
@@ -131,6 +139,7 @@ class MoorageServer:
         return True
 
     async def _set_ready(self, ready: bool) -> None:
+        self.ready = ready
         for name in (READINESS, ""):
             await self.health.set(name, _SERVING if ready else _NOT_SERVING)
 
