@@ -79,7 +79,7 @@ def world() -> Open:
         store = await open_store(None, embedded=True)
         control = ControlPlane(store, pools or {})
         services = Services(control)
-        server = MoorageServer(Settings(listen="127.0.0.1:0"), services.register, store.ping)
+        server = MoorageServer(Settings(listen="127.0.0.1:0"), services.register, store.ping, control.meters)
         address = server.bind()
         for name in pools or {}:
             # The control plane does this in the background; the tests' first call should not race it.
