@@ -13,6 +13,7 @@ BIN := .venv/bin
 # What is installed follows from the content of pyproject.toml and proto/requirements.txt, not from their dates.
 INSTALLED_RUN := .venv/.run-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 INSTALLED_DEV := .venv/.dev-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+INSTALLED_HELM := .venv/.helm-$(shell cksum < .ci/fetch_helm.py | cut -d ' ' -f 1)
 INSTALLED_GEN := .venv-gen/.gen-$(shell cksum < proto/requirements.txt | cut -d ' ' -f 1)
 pip = $(1)/python -m pip install -q --disable-pip-version-check $(2) && \
   echo "==> installed: $$($(1)/python -m pip list --format=freeze --exclude-editable | xargs)"
@@ -28,7 +29,7 @@ run: $(INSTALLED_RUN) ## Play the demo: control plane, emulated engines, a mixed
 	@$(BIN)/python -m bench.demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED_DEV) tools ## Run all tests, real Redis included
+test: $(INSTALLED_DEV) $(INSTALLED_HELM) tools ## Run all tests, real Redis included
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: lint lint-style lint-types lint-api lint-lua
@@ -55,8 +56,12 @@ proto-check: $(INSTALLED_GEN) ## Fail where client/moorage/v1 is not what proto/
 	then echo 'generated code is up to date'; \
 	else echo 'error: client/moorage/v1 is stale: run `make proto`' >&2; exit 1; fi
 
+.PHONY: chart-docs
+chart-docs: $(INSTALLED_DEV) ## Write the table of values in the chart's README
+	@$(BIN)/python .ci/chart_docs.py --write
+
 .PHONY: setup
-setup: $(INSTALLED_DEV) $(INSTALLED_GEN) tools ## Install everything that the other targets need
+setup: $(INSTALLED_DEV) $(INSTALLED_GEN) $(INSTALLED_HELM) tools ## Install everything that the other targets need
 
 .PHONY: clean
 clean: ## Remove the virtual environments and caches
@@ -81,6 +86,11 @@ $(INSTALLED_DEV): | .venv/bin/python
 	@echo '==> installing moorage and its development tools into .venv'
 	@$(call pip,$(BIN),-e '.[dev]')
 	@touch $@ $(INSTALLED_RUN)
+
+# Without helm, tests of the chart are skipped, except in CI, where they fail.
+$(INSTALLED_HELM): | .venv/bin/python
+	@echo '==> fetching helm into .venv'
+	@if $(BIN)/python .ci/fetch_helm.py $(BIN)/helm; then touch $@; else echo 'warning: the chart stays untested' >&2; fi
 
 $(INSTALLED_GEN): | .venv-gen/bin/python
 	@echo '==> installing the oldest supported generator of the stubs into .venv-gen'

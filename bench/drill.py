@@ -42,7 +42,7 @@ BLOCK_SIZE = 32
 FIRST_S, APART_S = 45.0, 45.0
 #: How long weights are loaded, an engine sleeps, a dead one stays away.
 LOAD_S, SLEEP_S, AWAY_S = 6.0, 8.0, 12.0
-READY_S = 120.0
+READY_S = 240.0
 
 
 @dataclass
@@ -96,6 +96,7 @@ class Drill:
         self._operator = operator
         self._clock = clock
         self._steps: list[tuple[float, str]] = []
+        self._victim = ""
 
     async def weight_update(self) -> None:
         """Both engines pause, load, resume; the cache stays."""
@@ -127,6 +128,7 @@ class Drill:
     async def kill_and_restart(self) -> None:
         """One engine dies without a word and comes back under its name."""
         self._a.kill()
+        self._victim = "A"
         self._step("killed")
         await asyncio.sleep(AWAY_S)
         self._a.start()
@@ -145,7 +147,7 @@ class Drill:
             await act()
         except (httpx.HTTPError, RuntimeError, TimeoutError) as error:
             self._step(f"failed: {error!r}")
-        return Exercise(name, (act.__doc__ or "").strip(), started, self._clock(), tuple(self._steps))
+        return Exercise(name, (act.__doc__ or "").strip(), started, self._clock(), tuple(self._steps), self._victim)
 
 
 async def observe(inspector: "InspectorServiceAsyncStub", clock: Callable[[], float], book: Log) -> None:
@@ -196,7 +198,7 @@ async def run(options: argparse.Namespace) -> Log:
         client = await stack.enter_async_context(AsyncClient(server, pool=POOL))
         router = MoorageRouter(client, max_context=workload.max_context, block_size=BLOCK_SIZE)
         backends = {e.url: await stack.enter_async_context(VllmBackend(e.url, options.model)) for e in pair}
-        length = FIRST_S + 4 * APART_S + READY_S
+        length = FIRST_S + 5 * APART_S + READY_S
         bounds = PlayConfig(live=options.live, duration_s=length, turn_retries=30)
         player = Player(Workload(workload, options.seed), router, backends, bounds)
         inspector = cast("InspectorServiceAsyncStub", inspector_pb2_grpc.InspectorServiceStub(channel))
@@ -242,8 +244,8 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         book = asyncio.run(run(options))
-    except (RuntimeError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (RuntimeError, TimeoutError, httpx.TransportError) as error:
+        print(f"error: {str(error) or 'an engine was not ready in time'}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped, nothing measured", file=sys.stderr)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from bench.player import RunRecord
 from moorage.v1 import inspector_pb2, scheduler_pb2
 
-#: Seconds shown before an exercise, and after its last step; a row every so many seconds.
-BEFORE_S, AFTER_S, ROW_S = 4.0, 24.0, 2.0
+#: Seconds shown before an exercise, and after its last step; a row every so many seconds, and long after a step.
+BEFORE_S, AFTER_S = 4.0, 24.0
+ROW_S, NEAR_S, FAR_ROW_S = 2.0, 36.0, 15.0
 #: Rates are taken over so many seconds.
 RATE_S = 10.0
 
@@ -22,6 +23,8 @@ class Exercise:
     start: float
     end: float
     steps: tuple[tuple[float, str], ...]
+    victim: str = ""
+    """Short name of the instance that dies in it."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def _exercise(book: Log, exercise: Exercise, until: float) -> Iterator[str]:
         f"Expired: {book.count('expire', since, until)}; lost their home: {book.count('detach', since, until)}; "
         f"lowest brake: {', '.join(f'{name} {value:.2f}' for name, value in brakes.items())}."
     )
-    for name in book.names.values():
-        yield from _death(book, exercise, name)
+    if exercise.victim:
+        yield from _death(book, exercise)
     yield ""
     yield (
         "| s | " + " | ".join(f"{n}: state, sessions, brake" for n in book.names.values()) + " | held, why | done/min |"
@@ -94,26 +97,32 @@ def _exercise(book: Log, exercise: Exercise, until: float) -> Iterator[str]:
     for moment in (m for m in book.moments if since - BEFORE_S <= m.time < until):
         if moment.time < at:
             continue
-        at = moment.time + ROW_S
+        near = any(0.0 <= moment.time - step < NEAR_S for step, _ in exercise.steps)
+        at = moment.time + (ROW_S if near or moment.time < since else FAR_ROW_S)
         cells = {_name(book, i): _cell(i) for i in moment.instances}
         rate = 60.0 / RATE_S * book.completed(moment.time - RATE_S, moment.time)
         homes = " | ".join(cells.get(n, "unknown") for n in book.names.values())
         yield f"| {moment.time - since:.0f} | {homes} | {_held(book, moment)} | {rate:.0f} |"
 
 
-def _death(book: Log, exercise: Exercise, name: str) -> Iterator[str]:
-    """When the last session went to an instance between its death and its return."""
-    steps = {what: at for at, what in exercise.steps}
-    if "killed" not in steps:
-        return
-    back = min((at for at, e in book.events if e.kind == "register" and at > steps["killed"]), default=book.end)
-    went = [
-        at
-        for at, e in book.events
-        if e.kind in ("admit", "move") and book.names.get(e.instance_id) == name and steps["killed"] <= at < back
-    ]
-    last = f"the last one {max(went) - steps['killed']:.2f} s after the death" if went else "none"
-    yield f"New or moved sessions sent to {name} between the death and the return: {len(went)}, {last}."
+def _death(book: Log, exercise: Exercise) -> Iterator[str]:
+    """When the last session went to an instance between its death and its return, and when its own moved."""
+    died = exercise.steps[0][0]
+    back = min((at for at, e in book.events if e.kind == "register" and at > died), default=book.end)
+
+    def times(kind: str, instance: str | None) -> list[float]:
+        return [
+            at - died
+            for at, e in book.events
+            if e.kind == kind and instance in (None, book.names.get(e.instance_id)) and died <= at < back
+        ]
+
+    went = times("admit", exercise.victim) + times("move", exercise.victim)
+    last = f", the last one {max(went):.2f} s after the death" if went else ""
+    yield f"Sessions sent to {exercise.victim} between its death and its return: {len(went)}{last}."
+    for kind, what in (("detach", "lost their home"), ("move", "had a new one")):
+        if at := times(kind, None if kind == "move" else exercise.victim):
+            yield f"{len(at)} sessions {what} {min(at):.1f} to {max(at):.1f} s after the death."
 
 
 def _name(book: Log, instance: inspector_pb2.Instance) -> str:

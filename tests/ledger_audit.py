@@ -37,7 +37,7 @@ class Books:
     queues: dict[str, dict[str, float]] = field(default_factory=dict)
     queue_names: set[str] = field(default_factory=set)
     instance_names: set[str] = field(default_factory=set)
-    #: Milliseconds to live of keys that belong to one session; None is for ever.
+    #: Milliseconds to live of keys that belong to one session, and of prefix indexes; None is for ever.
     lifetimes: dict[str, int | None] = field(default_factory=dict)
 
     def state(self, name: str) -> dict[str, Hash]:
@@ -92,7 +92,7 @@ async def read(client: Redis, prefix: str, pool: str) -> Books:
             books.queue_names = await members(full)
         elif kind == "instances":
             books.instance_names = await members(full)
-        if mark and kind in ("s", "done", "h", "r", "gr"):
+        if mark and kind in ("s", "done", "h", "r", "gr", "x"):
             left = await client.pttl(full)
             books.lifetimes[f"{kind}:{rest}"] = None if left == -1 else left
     return books

@@ -35,6 +35,7 @@ from moorage.v1.scheduler_pb2 import (
     HeartbeatResponse,
     InstanceSnapshot,
     PlaceResponse,
+    PrefixUpdate,
     ReleaseResponse,
     SessionProgress,
     Usage,
@@ -250,11 +251,12 @@ class AsyncClient:
         *,
         instances: Iterable[InstanceSnapshot] = (),
         sessions: Iterable[SessionProgress] = (),
+        prefixes: Iterable[PrefixUpdate] = (),
         pool: str | None = None,
         timeout: float | None = None,
     ) -> HeartbeatResponse:
         """Reports snapshots and progress, at most 1,000 items in all. Arguments as `Client.heartbeat`."""
-        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions)
+        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions, prefixes=prefixes)
         response: HeartbeatResponse = await self._call("Heartbeat", request, self._timeout(timeout))
         return response
 

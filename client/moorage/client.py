@@ -33,6 +33,7 @@ from moorage.v1.scheduler_pb2 import (
     HeartbeatResponse,
     InstanceSnapshot,
     PlaceResponse,
+    PrefixUpdate,
     ReleaseResponse,
     SessionProgress,
     Usage,
@@ -221,7 +222,7 @@ class Client:
             lease_token: token of its lease.
             turn: number of this turn, from 0.
             prompt_tokens: tokens of this turn's whole prompt.
-            prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start.
+            prefix_hashes: one hash per full block of the prompt, see `moorage.prefix_hashes`.
             max_wait: seconds that the call may wait where the session has to move.
             pool: None takes the client's.
             request_id: UUID; a repeat with the same id returns the first final answer. None makes one.
@@ -284,18 +285,20 @@ class Client:
         *,
         instances: Iterable[InstanceSnapshot] = (),
         sessions: Iterable[SessionProgress] = (),
+        prefixes: Iterable[PrefixUpdate] = (),
         pool: str | None = None,
         timeout: float | None = None,
     ) -> HeartbeatResponse:
-        """Reports snapshots and progress, at most 1,000 items in all; renews the leases of the sessions named.
+        """Reports snapshots, progress and prefixes, at most 1,000 items in all; renews the leases of sessions named.
 
         Args:
             instances: snapshots of instances.
             sessions: progress of sessions, with their lease tokens.
+            prefixes: changes of instances' prefix caches, under the hashes of `moorage.prefix_hashes`.
             pool: None takes the client's.
             timeout: seconds; None takes the client's.
         """
-        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions)
+        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions, prefixes=prefixes)
         response: HeartbeatResponse = self._call("Heartbeat", request, self._timeout(timeout))
         return response
 

@@ -9,6 +9,7 @@ QUANTITY = 2**40
 #: Cumulative counters, sequence numbers and epochs.
 COUNTER = 2**63 - 1
 
+#: Of one prompt, and stored and removed in one update of an instance's prefix cache.
 PREFIX_HASHES = 16_384
 HEARTBEAT_ITEMS = 1_000
 #: Not items of a Heartbeat: one engine may hold more sessions than one call has items.

@@ -73,7 +73,7 @@ class Steps:
     ) -> Any:
         """Admits a session with the given instances as candidates, or holds it where there are none."""
         candidates = tuple(Candidate(i, inc, cap, shared, 0, cached, asks, limits) for i in on)
-        values = {"reason": "" if on else "KV_BUDGET", "present_ms": 1_000, **changes}
+        values = {"reason": "" if on else "KV_BUDGET", "present_ms": 1_000, "told": True, **changes}
         asked = ask or Ask(sid, workload_class, group, prompt_tokens=tokens)
         admission = Admission(ask=asked, tokens=tokens, candidates=candidates, **values)
         return await self.store.admit(self.pool, rid or Request(), admission)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -29,6 +30,7 @@ from moorage_server.store.base import (
     Placed,
     Refused,
     Request,
+    Resumed,
 )
 from tests.conftest import make_backend, settable_clock
 from tests.contract.steps import GONE_MS, NOON, Steps, request
@@ -189,7 +191,13 @@ class LedgerMachine(RuleBasedStateMachine):
             ticket=rid.request_id,
             candidates=tuple(Candidate(i, str(self.incarnations[i]), cap, shared, 0, 0) for i in on),
         )
-        return await steps.store.admit(steps.pool, rid, admission)
+        answer = await steps.store.admit(steps.pool, rid, admission)
+        if isinstance(answer, Resumed):
+            # Nothing was done yet: the decision is made again with where the session was at home.
+            assert answer.incarnation == str(self.incarnations[answer.instance])
+            answer = await steps.store.admit(steps.pool, rid, replace(admission, told=True))
+        assert not isinstance(answer, Resumed)
+        return answer
 
     def remember(self, sid: str, token: str) -> None:
         """A token that is in force from now on."""

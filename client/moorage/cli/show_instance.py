@@ -86,6 +86,7 @@ def details(instance: Instance) -> list[str]:
                 ("Booked blocks", f"{instance.reserved_blocks} of budget {optional(instance, 'budget_blocks')}"),
                 ("Forecast blocks", optional(instance, "forecast_blocks")),
                 ("Engine blocks", _engine_blocks(instance)),
+                ("Prefix index", _prefix_index(instance)),
                 ("Requests", _requests(instance)),
                 ("Pressure", pressure(instance)),
                 ("Brake", brake(instance)),
@@ -107,6 +108,15 @@ def _engine_blocks(instance: Instance) -> str:
     snapshot = instance.snapshot
     used, cached, total = (optional(snapshot, name) for name in ("used_blocks", "cached_blocks", "total_blocks"))
     return f"{used} used, {cached} cached, {total} usable, {optional(snapshot, 'block_size')} tokens each"
+
+
+def _prefix_index(instance: Instance) -> str:
+    """What is known of its prefix cache, and whether placement goes by it."""
+    index = instance.prefix_index
+    if index.source in ("", "none"):
+        return NONE
+    known = f"{index.blocks} blocks, {printable(index.source)}, updated {duration(index, 'age')} ago"
+    return f"{known}, behind: not used" if index.behind else known
 
 
 def _requests(instance: Instance) -> str:

@@ -82,5 +82,8 @@ def _heard(response: scheduler_pb2.HeartbeatResponse) -> dict[str, Any]:
     return {
         "instances": len(response.instances),
         "sessions": len(response.sessions),
-        "refused": sum(not i.accepted for i in response.instances) + sum(not s.known for s in response.sessions),
+        "prefixes": len(response.prefixes),
+        "refused": sum(not i.accepted for i in response.instances)
+        + sum(not s.known for s in response.sessions)
+        + sum(not p.accepted for p in response.prefixes),
     }

@@ -116,6 +116,7 @@ def _class_from_proto(message: operator_pb2.ClassConfig) -> core.ClassConfig:
         prior_residency_s=to_seconds(message.prior_residency) if message.HasField("prior_residency") else None,
         refused=message.refused,
         aliases=tuple(message.aliases),
+        shared_prefix_tokens=message.shared_prefix_tokens if message.HasField("shared_prefix_tokens") else None,
     )
 
 
@@ -125,6 +126,7 @@ def _class_to_proto(config: core.ClassConfig) -> operator_pb2.ClassConfig:
         prior_context_tokens=config.prior_context_tokens,
         refused=config.refused,
         aliases=config.aliases,
+        shared_prefix_tokens=config.shared_prefix_tokens,
     )
     if config.prior_residency_s is not None:
         message.prior_residency.CopyFrom(to_duration(config.prior_residency_s))

@@ -11,8 +11,8 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.api import pool_config
 from moorage_server.api.times import to_duration, to_timestamp
 from moorage_server.core import config as cfg
-from moorage_server.core import forecast
-from moorage_server.core.view import GONE, Instance, Pool
+from moorage_server.core import forecast, prefixes
+from moorage_server.core.view import GONE, UNINDEXED, Instance, Pool
 from moorage_server.store import keys
 from moorage_server.store.base import Event, SessionRecord
 
@@ -101,11 +101,21 @@ def instance(view: Pool, item: Instance) -> ipb.Instance:
         weight_epoch=item.epoch,
         stalled=item.stalled,
     )
+    message.prefix_index.CopyFrom(_prefix_index(view, item))
     message.snapshot.ParseFromString(item.snapshot)
     for name, value, value_age, detail in json.loads(item.signals) if item.signals else ():
         signal = message.signals.add(name=name, value=value, detail=detail)
         if value_age is not None:
             signal.age.CopyFrom(to_duration(value_age))
+    return message
+
+
+def _prefix_index(view: Pool, item: Instance) -> ipb.PrefixIndex:
+    index = item.prefixes
+    behind = index.source != UNINDEXED and not prefixes.reliable(view, item)
+    message = ipb.PrefixIndex(source=index.source, blocks=index.blocks, behind=behind)
+    if index.updated_ms is not None:
+        message.age.CopyFrom(to_duration(max(0, view.now_ms - index.updated_ms) / 1000.0))
     return message
 
 

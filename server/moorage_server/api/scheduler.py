@@ -14,14 +14,25 @@ from moorage_server.api import validation
 from moorage_server.api.times import to_duration, to_seconds, to_timestamp
 from moorage_server.core.admission import Verdict
 from moorage_server.core.config import OBSERVE
+from moorage_server.core.prefixes import most_hashes
 from moorage_server.core.view import Ask, Pool
 from moorage_server.errors import InvalidField
 from moorage_server.runtime.control import ControlPlane
+from moorage_server.runtime.desk import Desk
+from moorage_server.runtime.prefixes import pack
 from moorage_server.store import keys
-from moorage_server.store.base import OnHold, Placed, Progress, Refused, Renewed, Request, Snapshot
+from moorage_server.store.base import OnHold, Placed, PrefixChange, Progress, Refused, Renewed, Request, Snapshot
 
 _STATES = {int(n): name.removeprefix("INSTANCE_STATE_") for name, n in pb.InstanceState.items()}
 _PHASES = {int(pb.PHASE_RUNNING): "RUNNING", int(pb.PHASE_TOOL_WAIT): "TOOL_WAIT"}
+#: Why a prefix update was not taken.
+_PREFIX_REASONS = {
+    "NO_INSTANCE": "the instance is not known: its snapshot comes first",
+    "OTHER_INCARNATION": "incarnation {incarnation!r} has sent no snapshot yet",
+    "OLD_INCARNATION": "incarnation {incarnation!r} is over: another one took the name",
+    "NEW_STREAM": "the stream is not known, and does not begin with reset",
+    "GAP": "sequence {sequence} does not follow the last one of this stream",
+}
 _OUTCOMES = {int(n): name.removeprefix("OUTCOME_") for name, n in pb.Outcome.items()}
 #: A snapshot keeps its residents only until they were counted.
 _NOT_KEPT = ("resident_sessions",)
@@ -48,6 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request=identity(request),
             group_size=request.group_size,
             lease_ttl_ms=int(1000 * ttl_s),
+            hashes=request.prefix_hashes,
         )
         result, verdict = await desk.admit(arrival, _wait_s(request, context))
         response = pb.AdmitResponse(workload_class=result.workload_class)
@@ -77,6 +89,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request.turn if request.HasField("turn") else None,
             request.prompt_tokens if request.HasField("prompt_tokens") else None,
             _wait_s(request, context),
+            request.prefix_hashes,
         )
         response = pb.PlaceResponse()
         if isinstance(result, Placed):
@@ -129,6 +142,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if not ack.reason:
                 _fill_ack(ack, next(renewed), next(tokens))
         response.sessions.extend(acks)
+        for update in request.prefixes:
+            response.prefixes.append(await self._take_prefixes(desk, update))
         config = (await desk.view()).config
         response.next_interval.CopyFrom(to_duration(config.heartbeat_interval_s))
         return response
@@ -163,6 +178,33 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             ack.reason = f"sequence {item.sequence} is not above the last one of this incarnation"
         elif status == "OLD_INCARNATION":
             ack.reason = f"incarnation {item.incarnation!r} is over: another one took the name"
+        return ack
+
+    async def _take_prefixes(self, desk: Desk, item: pb.PrefixUpdate) -> pb.PrefixAck:
+        ack = pb.PrefixAck(instance_id=item.instance_id[:256], dp_rank=item.dp_rank)
+        bad: InvalidField | None = validation.prefix_update(item)
+        if bad is not None:
+            ack.reason = bad.message
+            return ack
+        key = keys.instance_key(item.instance_id, item.dp_rank)
+        status = await self._control.store.prefix_update(
+            desk.pool,
+            PrefixChange(
+                key,
+                item.incarnation,
+                item.stream,
+                item.sequence,
+                item.reset,
+                item.behind,
+                pack(item.stored),
+                pack(item.removed),
+            ),
+            most_hashes((await desk.view()).instances.get(key)),
+        )
+        ack.accepted = status in ("OK", "REPEAT")
+        if not ack.accepted:
+            ack.reason = _PREFIX_REASONS[status].format(sequence=item.sequence, incarnation=item.incarnation)
+            ack.resend = status != "OLD_INCARNATION"
         return ack
 
 

@@ -18,7 +18,7 @@ DEFAULT_POOL: Final = "default"
 
 _MAX_WAIT = "0 s to 10 min"
 _LEASE_TTL = "1 s to 24 h"
-_ITEMS = f"at most {limits.HEARTBEAT_ITEMS} instances and sessions in all"
+_ITEMS = f"at most {limits.HEARTBEAT_ITEMS} instances, sessions and prefixes in all"
 
 # The numbers of the enums' values that callers may send, with their names.
 _OUTCOMES = {int(n): name for name, n in scheduler_pb2.Outcome.items() if n != scheduler_pb2.OUTCOME_UNSPECIFIED}
@@ -136,13 +136,13 @@ def release(request: scheduler_pb2.ReleaseRequest) -> None:
 
 
 def heartbeat(request: scheduler_pb2.HeartbeatRequest) -> None:
-    """Checks what concerns a whole HeartbeatRequest; its items are checked one by one with the two functions below."""
+    """Checks what concerns a whole HeartbeatRequest; its items are checked one by one with the functions below."""
     bad: list[Violation] = []
     fields.optional_id(bad, "pool", request.pool)
-    instances, sessions = len(request.instances), len(request.sessions)
-    if instances + sessions > limits.HEARTBEAT_ITEMS:
-        longer = "instances" if instances > sessions else "sessions"
-        bad.append(Violation.of(longer, f"{instances} instances, {sessions} sessions", _ITEMS))
+    counts = {name: len(getattr(request, name)) for name in ("instances", "sessions", "prefixes")}
+    if sum(counts.values()) > limits.HEARTBEAT_ITEMS:
+        longest = max(counts, key=lambda name: counts[name])
+        bad.append(Violation.of(longest, ", ".join(f"{n} {name}" for name, n in counts.items()), _ITEMS))
     _raise_if(bad)
 
 
@@ -182,6 +182,22 @@ def progress(item: scheduler_pb2.SessionProgress) -> InvalidField | None:
     fields.quantity(bad, "context_tokens", item.context_tokens)
     fields.quantity(bad, "cached_tokens", item.cached_tokens)
     fields.quantity(bad, "output_tokens", item.output_tokens)
+    return InvalidField.collected(bad) if bad else None
+
+
+def prefix_update(item: scheduler_pb2.PrefixUpdate) -> InvalidField | None:
+    """What is wrong with one prefix update of a Heartbeat, None where nothing is."""
+    bad: list[Violation] = []
+    fields.required_id(bad, "instance_id", item.instance_id)
+    fields.optional_id(bad, "incarnation", item.incarnation)
+    fields.required_id(bad, "stream", item.stream)
+    if not 1 <= item.sequence <= limits.COUNTER:
+        bad.append(Violation.of("sequence", item.sequence, "1 to 2^63-1"))
+    stored, removed = len(item.stored), len(item.removed)
+    if stored + removed > limits.PREFIX_HASHES:
+        longer = "removed" if removed > stored else "stored"
+        limit = f"at most {limits.PREFIX_HASHES} hashes, stored and removed"
+        bad.append(Violation.of(longer, f"{stored} stored, {removed} removed", limit))
     return InvalidField.collected(bad) if bad else None
 
 

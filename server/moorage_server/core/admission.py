@@ -135,12 +135,13 @@ def _consider(
 ) -> tuple[Candidate | None, str, str]:
     """The candidate that ``instance`` makes for ``ask``, or why it does not fit: reason and detail."""
     config = pool.config
-    shared_tokens = placement.reusable_prefix(ask, instance)
+    reused = placement.reusable_prefix(ask, instance, config.shared_prefix(ask.workload_class))
     group_blocks = (ask.prompt_tokens or 0) // instance.block_size if ask.group_id else 0
     shared = min(group_blocks, instance.groups.get(ask.group_id, 0))
-    prefill = max(0, -(-(booked - shared_tokens) // instance.block_size))
+    # What is cached saves computing, and no booking: blocks that are others' may be evicted.
+    prefill = max(0, -(-(booked - reused) // instance.block_size))
     cap = _cap_in_force(pool, instance)
-    bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, shared_tokens)
+    bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, reused)
     if ask.prompt_tokens is not None and ask.prompt_tokens > _most_tokens(instance):
         return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.label} can serve"
     if instance.suspect:
@@ -197,7 +198,7 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
     asks_of = cache(partial(forecast.newcomer, ask, growth))
     found: list[Candidate] = []
     reason, detail = KV_BUDGET, ""
-    for instance in placement.ranked(ask, usable):
+    for instance in placement.ranked(ask, usable, pool.config.shared_prefix(ask.workload_class)):
         candidate, why, numbers = _consider(pool, ask, instance, booked, asks_of)
         if candidate is not None:
             found.append(candidate)
@@ -213,12 +214,14 @@ def observe(pool: Pool, ask: Ask) -> Verdict:
     alive = pool.alive()
     usable = [i for i in alive if i.open] or [i for i in alive if i.state in (SERVING, DRAINING)] or alive
     would = decide(pool, ask)
+    class_prefix = pool.config.shared_prefix(ask.workload_class)
     found = []
-    for i in placement.ranked(ask, usable)[:_CANDIDATES]:
+    for i in placement.ranked(ask, usable, class_prefix)[:_CANDIDATES]:
         shared = (ask.prompt_tokens or 0) // i.block_size if ask.group_id else 0
         booked = forecast.tokens_to_book(ask, estimates.growth_of(pool, ask.workload_class))
-        reused = placement.reusable_prefix(ask, i)
-        found.append(Candidate(i.key, i.incarnation, UNLIMITED, shared, (booked - reused) // i.block_size, reused))
+        reused = placement.reusable_prefix(ask, i, class_prefix)
+        prefill = max(0, booked - reused) // i.block_size
+        found.append(Candidate(i.key, i.incarnation, UNLIMITED, shared, prefill, reused))
     return replace(would, candidates=tuple(found), rejected=False)
 
 

@@ -35,6 +35,8 @@ class ClassConfig:
     prior_residency_s: float | None = None
     refused: bool = False
     aliases: tuple[str, ...] = ()
+    #: Tokens that all prompts of the class begin with (its system prompt).
+    shared_prefix_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class PoolConfig:
             if declared and declared in config.aliases:
                 return name
         return self.default_class or declared or UNLABELLED
+
+    def shared_prefix(self, workload_class: str) -> int:
+        """Tokens that all prompts of a class are known to begin with."""
+        configured = self.classes.get(workload_class)
+        return 0 if configured is None else configured.shared_prefix_tokens or 0
 
     def target_mixture(self) -> dict[str, float]:
         """The trainer's mixture rho_b over the classes that have a share; empty where none has."""
@@ -149,6 +156,8 @@ def check(config: PoolConfig) -> list[ConfigProblem]:
             residency,
             "0.001 to 604800 seconds",
         )
+        prefix = c.shared_prefix_tokens
+        need(prefix is None or 0 <= prefix <= 2**40, f"{key}.shared_prefix_tokens", prefix, "0 to 2^40")
         for alias in (name, *c.aliases):
             need(names.setdefault(alias, name) == name, f"{key}.aliases", alias, f"free: {names[alias]} has it already")
     return problems

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from moorage_server.core.config import PoolConfig
 
@@ -17,6 +18,11 @@ STOPPED = "STOPPED"
 FRESH = "FRESH"
 STALE = "STALE"
 GONE = "GONE"
+
+#: Where the knowledge of a prefix cache comes from: the engine's events, what was sent there, or nowhere.
+EVENTS = "events"
+PLACED = "placed"
+UNINDEXED = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,8 @@ class Ask:
     expected_turns: int | None = None
     #: A living session whose home is lost: goes ahead of all that never had one.
     homeless: bool = False
+    #: Tokens of its prompt that instances are known to hold, by instance key: looked up, or left by the session itself.
+    reusable: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     @property
     def declared_tokens(self) -> int | None:
@@ -68,6 +76,19 @@ class Ask:
         parts = [int(p) if p else None for p in text.split(",")] if text else []
         prompt, output, context, turns = (parts + [None] * 4)[:4]
         return cls(session_id, workload_class, group_id, policy_version, prompt, output, context, turns)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixIndex:
+    """What is known of an instance's prefix cache: where from, how many blocks, and whether something was missed."""
+
+    source: str = UNINDEXED
+    blocks: int = 0
+    updated_ms: int | None = None
+    behind: bool = False
+
+
+_NO_INDEX = PrefixIndex()
 
 
 @dataclass(slots=True)
@@ -120,6 +141,7 @@ class Instance:
     #: Continuation hits by class: tokens expected and found in the cache, cumulative; and when the last were counted.
     hits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     hits_at_ms: int | None = None
+    prefixes: PrefixIndex = _NO_INDEX
     #: Published by the controller; empty or None until its first epoch.
     need: tuple[int, ...] = ()
     added: str = ""

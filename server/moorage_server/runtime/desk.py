@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import secrets
-from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -19,17 +18,9 @@ from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import PAUSED, Ask, Pool
 from moorage_server.errors import MoorageFailure, StoreUnavailable, WrongState
 from moorage_server.meters import Meters, Wait
-from moorage_server.store.base import (
-    Admission,
-    Homeless,
-    HomeWaits,
-    OnHold,
-    Placed,
-    Refused,
-    Released,
-    Request,
-    Store,
-)
+from moorage_server.runtime.arrival import Arrival
+from moorage_server.runtime.prefixes import Prefixes, tell
+from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Resumed, Store
 
 log = structlog.get_logger("moorage.desk")
 
@@ -49,21 +40,7 @@ _PATIENCE_MS = 30_000
 #: How often a session looks whether its paused home serves again.
 _HOME_LOOK_S = 0.25
 #: How waits end, for those who count them.
-_OUTCOMES = {Placed: "place", OnHold: "hold", Refused: "reject", HomeWaits: "hold", Homeless: "moved"}
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A session that wants in, with what the ledger keeps of it."""
-
-    ask: Ask
-    request: Request
-    declared_class: str = ""
-    group_size: int = 0
-    lease_ttl_ms: int = 60_000
-    label: str = ""
-    #: Names this call in the ledger, so that what it alone brought about can be taken back.
-    ticket: str = field(default_factory=lambda: secrets.token_hex(8))
+_OUTCOMES = {Placed: "place", OnHold: "hold", Refused: "reject", HomeWaits: "hold"}
 
 
 @dataclass(slots=True)
@@ -81,6 +58,7 @@ class Desk:
         self.pool = pool
         self.default = default
         self.meters = meters or Meters()
+        self._prefixes = Prefixes(store, pool)
         self._view: Pool | None = None
         self._read_at = 0.0
         self._dirty = True
@@ -170,6 +148,9 @@ class Desk:
     async def admit(self, arrival: Arrival, max_wait_s: float = 0.0) -> tuple[Placed | OnHold | Refused, Verdict]:
         """Decides for one session; waits up to ``max_wait_s`` for its turn. A cancelled call leaves nothing behind."""
         view = await self.view()
+        if arrival.hashes:
+            await self._prefixes.look_up(view, arrival)
+            view = await self.view()
         verdict = self._decide(view, arrival.ask)
         age = asyncio.get_running_loop().time() - self._read_at
         if not verdict.candidates and (self._freed or age > _DIRTY_VIEW_S):
@@ -206,13 +187,34 @@ class Desk:
     async def _commit_now(
         self, view: Pool, arrival: Arrival, verdict: Verdict, *, waiting: bool
     ) -> Placed | OnHold | Refused:
+        result = await self._book(view, arrival, verdict, waiting=waiting)
+        if isinstance(result, Resumed):
+            # What it left on its former home may serve it again.
+            arrival.former = result
+            tell(view, arrival)
+            verdict = self._decide(view, arrival.ask)
+            result = await self._book(view, arrival, verdict, waiting=waiting)
+            assert not isinstance(result, Resumed)
+        if isinstance(result, Placed) and result.fresh:
+            taken = next((c for c in verdict.candidates if c.instance == result.instance), None)
+            if taken is not None and view is self._view:
+                admission.charge(view, verdict, taken)
+            if arrival.hashes:
+                self._spawn(self._prefixes.note(view, result, arrival.hashes, arrived=True))
+        elif isinstance(result, OnHold):
+            self._dirty = True
+        return result
+
+    async def _book(
+        self, view: Pool, arrival: Arrival, verdict: Verdict, *, waiting: bool
+    ) -> Placed | OnHold | Refused | Resumed:
         name = verdict.ask.workload_class
         ahead = sum(q.length for q in view.queues.values())
         retry_ms = min(_MOST_RETRY_MS, _RETRY_MS + _RETRY_STEP_MS * ahead)
         retry_ms = int(retry_ms * random.uniform(0.9, 1.1))
         step = queue.step(view, name)
         growth = estimates.growth_of(view, name)
-        result = await self.store.admit(
+        return await self.store.admit(
             self.pool,
             arrival.request,
             Admission(
@@ -234,15 +236,9 @@ class Desk:
                 candidates=verdict.candidates,
                 ticket=arrival.ticket,
                 waiting=waiting,
+                told=arrival.former is not None,
             ),
         )
-        if isinstance(result, Placed) and result.fresh:
-            taken = next((c for c in verdict.candidates if c.instance == result.instance), None)
-            if taken is not None and view is self._view:
-                admission.charge(view, verdict, taken)
-        elif isinstance(result, OnHold):
-            self._dirty = True
-        return result
 
     def abandon(self, arrival: Arrival) -> None:
         """The caller went before it had its answer."""
@@ -319,6 +315,7 @@ class Desk:
         """Admits those whose turn it is. True if it should look again at once, on fresh numbers."""
         # What woke us may be younger than the view at hand.
         view = await (self._read_again() if self._dirty else self.view())
+        await self._prefixes.look_up_heads(view, self._arrival_here)
         for verdict in admission.plan(view):
             waiter = self._waiters.get(verdict.ask.session_id)
             if waiter is None or not (verdict.candidates or verdict.rejected) or waiter.answer.done():
@@ -335,6 +332,10 @@ class Desk:
             if view is not self._view:
                 return True
         return False
+
+    def _arrival_here(self, session_id: str) -> Arrival | None:
+        waiter = self._waiters.get(session_id)
+        return None if waiter is None else waiter.arrival
 
     def _fail_waiters(self) -> None:
         for waiter in self._waiters.values():
@@ -366,7 +367,14 @@ class Desk:
     # Place and Release
 
     async def place(
-        self, request: Request, session_id: str, token: str, turn: int | None, prompt: int | None, max_wait_s: float
+        self,
+        request: Request,
+        session_id: str,
+        token: str,
+        turn: int | None,
+        prompt: int | None,
+        max_wait_s: float,
+        hashes: Sequence[int] = (),
     ) -> Placed | OnHold:
         """Where the session's next request goes; moves it if its home is lost."""
         view = await self.view()
@@ -382,14 +390,16 @@ class Desk:
                 while isinstance(result, HomeWaits) and left() > 0:
                     await asyncio.sleep(min(_HOME_LOOK_S, left()))
                     result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
-                wait.outcome = _OUTCOMES[type(result)]
+                wait.outcome = _OUTCOMES.get(type(result), "moved")
         if isinstance(result, Placed):
+            if hashes:
+                self._spawn(self._prefixes.note(view, result, hashes, arrived=False))
             return result
         if isinstance(result, HomeWaits):
             reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
             detail = f"home is {result.state.lower()}"
             return OnHold(reason, int(_HOME_LOOK_S * 1000), 0, 0, view.now_ms, detail)
-        moved, _ = await self.admit(Arrival(result.ask, request), left())
+        moved, _ = await self.admit(Arrival(result.ask, request, hashes=hashes), left())
         if isinstance(moved, Refused):
             return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, moved.since_ms, moved.detail)
         return moved

@@ -168,6 +168,10 @@ class ClassSettings(Section):
         max_length=limits.ALIASES,
         description="Other names under which callers declare the class.",
     )
+    shared_prefix_tokens: int | None = Field(
+        default=_CLASS.shared_prefix_tokens,
+        description="Tokens that all prompts of the class begin with (its system prompt).",
+    )
 
 
 class PoolSettings(Section):

@@ -48,6 +48,8 @@ class Admission:
     #: Names the call, so that it alone can be withdrawn.
     ticket: str = ""
     waiting: bool = False
+    #: The decision knows where a session that was paused was at home.
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,18 @@ class Refused:
     since_ms: int
     detail: str
     workload_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The session was paused, and left ``tokens`` of context on an instance that still has them: nothing is done yet.
+
+    Decide with that, and ask again, ``told``.
+    """
+
+    instance: str
+    incarnation: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,23 @@ class WeightUpdate:
     #: At the end: the prefix cache was cleared.
     cleared: bool = False
     reason: str = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChange:
+    """What an engine says of its prefix cache since the update before; hashes of 8 bytes each, end to end.
+
+    A hash that is in both was removed and came back: it is stored.
+    """
+
+    instance: str
+    incarnation: str
+    stream: str
+    sequence: int
+    reset: bool = False
+    behind: bool = False
+    stored: bytes = b""
+    removed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +276,7 @@ class Store(Protocol):
         """The pool, with the configuration kept in the store, else ``default``."""
         ...
 
-    async def admit(self, pool: str, request: Request, admission: Admission) -> Placed | OnHold | Refused: ...
+    async def admit(self, pool: str, request: Request, admission: Admission) -> Placed | OnHold | Refused | Resumed: ...
 
     async def place(
         self,
@@ -282,6 +313,23 @@ class Store(Protocol):
 
     async def snapshot(self, pool: str, snapshot: Snapshot) -> str:
         """'OK', 'NEW', 'OLD_SEQUENCE' or 'OLD_INCARNATION'."""
+        ...
+
+    async def prefix_update(self, pool: str, change: PrefixChange, most: int) -> str:
+        """'OK', 'REPEAT', 'NO_INSTANCE', 'OTHER_INCARNATION', 'OLD_INCARNATION', 'NEW_STREAM' or 'GAP'.
+
+        Of the hashes known afterwards the oldest above ``most`` are dropped.
+        """
+        ...
+
+    async def prefix_note(
+        self, pool: str, instance: str, incarnation: str, hashes: bytes, most: int, first: int = 0
+    ) -> bool:
+        """Notes hashes sent to an instance, from block ``first`` on; False where its engine tells itself."""
+        ...
+
+    async def prefix_lookup(self, pool: str, instances: Sequence[str], hashes: bytes) -> list[int]:
+        """How many of the hashes, from the first on without a gap, each instance holds."""
         ...
 
     async def keep(self, pool: str, session_ids: Sequence[str], present_ms: int, patience_ms: int) -> list[str]:

@@ -9,13 +9,16 @@ classes            hash    act held rel done adm blk z d at vt gap gapn hexp hgo
 instances          set     instance keys ``<dp rank>|<instance id>``
 i:<instance>       hash    inc seq seen state state_at snap age bs born gone cordon drain failed_at; ses blocks shared
                            backlog c:<class> hat hexp:<class> hgot:<class>; upd upd_at wv pv swv ce ep clears; need
-                           added budget cap caps brake pressure signals stalled
+                           added budget cap caps brake pressure signals stalled;
+                           px_src px_stream px_seq px_at px_behind px_n (see _prefix.lua)
+x:<instance>       zset    hashes of prefixes it holds, 8 bytes each, by time of their last store
 g:<instance>       hash    shared prefixes: n:<group> sessions, b:<group> blocks, k:<group> class
 home:<instance>    set     sessions at home there
 inc:<instance>     set     incarnations that are over
 s:<session>        hash    st (live | held | paused) class declared group gsize pv inst inc token ttl exp admitted since
                            rank phase turn endturn endctx endep endclears ctx ctx_at blocks at z peak shr ask reason
-                           detail retry present homeless gap_at output ticket waits
+                           detail retry present homeless gap_at output ticket waits cached; of a paused one, was
+                           was_inc was_clears was_ctx
 sessions           zset    all sessions, by name
 leases             zset    sessions by expiry of their lease (paused ones: of their memory)
 held               zset    held sessions by the end of their place in the queue

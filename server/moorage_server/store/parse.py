@@ -10,8 +10,11 @@ from typing import Any
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.core.config import ClassConfig, PoolConfig
-from moorage_server.core.view import Ask, Class, Held, Instance, Pool, Published, Queue
+from moorage_server.core.view import UNINDEXED, Ask, Class, Held, Instance, Pool, PrefixIndex, Published, Queue
 from moorage_server.store import keys
+
+#: An index that was not updated for so long has expired.
+_INDEX_KEPT_MS = 600_000
 
 
 def text(value: Any) -> str:
@@ -76,7 +79,18 @@ def _caps(data: bytes) -> MappingProxyType[str, int]:
     return MappingProxyType(json.loads(data) if data else {})
 
 
-def instance(key: str, row: dict[str, Any], groups: dict[str, Any]) -> Instance:
+def prefix_index(row: Mapping[str, Any], now_ms: int) -> PrefixIndex:
+    """What is known of an instance's prefix cache, from the instance's hash."""
+    updated_ms = optional_int(row.get("px_at"))
+    # The same rule as in _prefix.lua.
+    if updated_ms is None or now_ms - updated_ms >= _INDEX_KEPT_MS:
+        return PrefixIndex()
+    return PrefixIndex(
+        text(row.get("px_src", UNINDEXED)), int(row.get("px_n", 0)), updated_ms, behind=row.get("px_behind") == b"1"
+    )
+
+
+def instance(key: str, row: dict[str, Any], groups: dict[str, Any], now_ms: int) -> Instance:
     """One instance, from its hash and the hash of its shared prefixes."""
     name, rank = keys.split_instance(key)
     snap = _snapshot(row.get("snap", b""))
@@ -124,6 +138,7 @@ def instance(key: str, row: dict[str, Any], groups: dict[str, Any]) -> Instance:
         backlog_blocks=int(row.get("backlog", 0)),
         hits={k[5:]: (int(v), int(row.get("hgot:" + k[5:], 0))) for k, v in row.items() if k.startswith("hexp:")},
         hits_at_ms=optional_int(row.get("hat")),
+        prefixes=prefix_index(row, now_ms),
         need=tuple(int(n) for n in row["need"].split(b",")) if row.get("need") else (),
         added=text(row.get("added", b"")),
         budget=optional_int(row.get("budget")),
@@ -201,7 +216,7 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
     for raw_key, instance_row, group_row in instance_rows:
         key, values = text(raw_key), pairs(instance_row)
         if values:
-            result.instances[key] = instance(key, values, pairs(group_row))
+            result.instances[key] = instance(key, values, pairs(group_row), int(now))
     for raw_name, length, more, heads in queue_rows:
         name_ = text(raw_name)
         members = [held(text(sid), name_, fields_) for sid, fields_ in heads]

@@ -29,6 +29,7 @@ from moorage_server.store import base, keys, parse, scripts
 from moorage_server.store.batch import Batcher
 from moorage_server.store.meter import ScriptMeter
 from moorage_server.store.parse import optional_int, pairs, text
+from moorage_server.store.redis_prefixes import RedisPrefixes
 
 #: Heads of each class's queue that a view carries.
 _HEADS = 8
@@ -65,7 +66,7 @@ def _blank(value: int | None) -> int | str:
 _LAST_EVENT = f"{2**64 - 1}-{2**64 - 1}"
 
 
-class RedisStore:
+class RedisStore(RedisPrefixes):
     """Implements :class:`moorage_server.store.base.Store`.
 
     ``client`` must not retry by itself (a mutation without request id would run twice) and must return bytes.
@@ -152,7 +153,7 @@ class RedisStore:
 
     async def admit(
         self, pool: str, request: base.Request, admission: base.Admission
-    ) -> base.Placed | base.OnHold | base.Refused:
+    ) -> base.Placed | base.OnHold | base.Refused | base.Resumed:
         await self._touch(pool)
         a, ask = admission, admission.ask
         args: list[Any] = [
@@ -160,7 +161,7 @@ class RedisStore:
             _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
             a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit,
             "REJECT" if a.rejected else "", a.label, a.group_size, a.ticket, int(a.waiting),
-            len(a.candidates),
+            int(a.told), len(a.candidates),
         ]  # fmt: skip
         for c in a.candidates:
             numbers = (c.cap, c.shared, c.prefill, c.expected_cached)
@@ -176,6 +177,8 @@ class RedisStore:
             )
         if kind == "REJECTED":
             return base.Refused(text(reply[1]), int(reply[2]), text(reply[3]), text(reply[4]))
+        if kind == "RESUMED":
+            return base.Resumed(text(reply[1]), text(reply[2]), int(reply[3]))
         raise RequestIdReused(request.request_id)
 
     async def place(

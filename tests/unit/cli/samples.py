@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from moorage.v1 import inspector_pb2 as inspector
 from moorage.v1 import operator_pb2 as operator
 from moorage.v1 import scheduler_pb2 as scheduler
@@ -41,6 +43,7 @@ def instance(name: str = "vllm-0", rank: int = 0, **changes: Any) -> inspector.I
         "freshness": inspector.FRESHNESS_FRESH, "active_sessions": 11, "active_by_class": {"agentic": 6, "rlvr": 5},
         "reserved_blocks": 490, "session_cap": 15, "class_caps": {"agentic": 9, "rlvr": 6}, "pressure": 0.02,
         "brake": 1.0, "budget_blocks": 700, "forecast_blocks": 520,
+        "prefix_index": inspector.PrefixIndex(source="events", blocks=640, age=Duration(seconds=1)),
         "signals": [
             inspector.Signal(name="continuation_hit_rate", value=0.95, detail="over 8 s"),
             inspector.Signal(name="prefill_backlog"),

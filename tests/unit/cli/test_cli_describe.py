@@ -48,8 +48,17 @@ def test_describe_instance_shows_its_ranks(run: Run, server: FakeServer) -> None
     assert text.count("Name:             vllm-0") == 2
     assert "continuation_hit_rate  0.95       <unknown>  over 8 s" in text
     assert "  agentic  6       9" in text
+    assert _fields(text)["Prefix index"] == "640 blocks, events, updated 1s ago"
     one = json.loads(run("describe", "instance", "vllm-0", "--rank", "1", "-o", "json").stdout)
     assert [item["snapshot"]["dpRank"] for item in one["instances"]] == [1]
+
+
+def test_an_index_that_is_behind_is_not_used(run: Run, server: FakeServer) -> None:
+    index = inspector.PrefixIndex(source="events", blocks=640, behind=True)
+    server.answers["ListInstances"] = samples.instances(samples.instance(prefix_index=index), samples.bare_instance())
+    known = _fields(run("describe", "instance", "vllm-0").stdout)["Prefix index"]
+    assert known == "640 blocks, events, updated <unknown> ago, behind: not used"
+    assert _fields(run("describe", "instance", "vllm-1").stdout)["Prefix index"] == "<none>"
 
 
 @pytest.mark.parametrize(("kind", "noun"), [("instance", "instances"), ("class", "classes")])

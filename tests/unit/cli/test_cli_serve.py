@@ -123,6 +123,16 @@ def test_collect_passes_its_options_on(run: Run, collected: list[runner.Collecto
     ]
 
 
+def test_collect_is_told_where_kv_events_are(run: Run, server: FakeServer, collected: list[Any]) -> None:
+    where = ("a=tcp://h:5557,tcp://h:5558", "b=off")
+    run("collect", "sglang", "--url", "http://h:1", "--kv-events", where[0], "--kv-events", where[1])
+    assert collected == [
+        runner.CollectorSettings(urls=("http://h:1",), server=server.address, engine="sglang", kv_events=where)
+    ]
+    refused = run("collect", "vllm", "--url", "http://h:1", "--kv-events", "h:5557", code=2)
+    assert "KV events are given as NAME=tcp://HOST:PORT" in refused.stderr
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_collect_finds_engines(
     run: Run, server: FakeServer, collected: list[runner.CollectorSettings], engine: str

@@ -29,6 +29,7 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
 CLASS_BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "target_share": ([None, 1e-9, 48.6], [0.0, -1.0, math.nan, math.inf]),
     "prior_context_tokens": ([None, 1, 2**40], [0, -1, 2**40 + 1]),
+    "shared_prefix_tokens": ([None, 0, 2**40], [-1, 2**40 + 1]),
     "prior_residency_s": ([None, 0.001, 604_800.0], [0.0, 604_801.0, math.nan]),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moorage_server.core import placement
@@ -63,3 +65,11 @@ def test_the_noise_of_an_estimate_does_not_decide() -> None:
 
 def test_what_is_needed_if_nobody_ends_does_not_count_as_fill() -> None:
     assert placement.fill(instance(budget=100, need=(10, 20, 30, 20, 10, 5000))) == pytest.approx(0.3)
+
+
+def test_a_prefix_is_worth_its_prefill_not_a_crowd() -> None:
+    """A tenth of a second saved does not outweigh an engine that is full where another is empty; a second does."""
+    crowded = instance("a", budget=768, need=needing(760), groups={"g": 60})
+    empty = instance("b", budget=768, need=needing(0))
+    assert order(ask(prompt=960, group_id="g"), crowded, empty) == ["b", "a"]
+    assert order(ask(prompt=8_000, group_id="g"), replace(crowded, groups={"g": 500}), empty) == ["a", "b"]

@@ -117,3 +117,27 @@ def test_progress_items() -> None:
     for field in ("context_tokens", "cached_tokens", "output_tokens"):
         assert progress_field(**{field: 2**40}) is None
         assert progress_field(**{field: 2**40 + 1}) == field
+
+
+def prefix_field(**changes: Any) -> str | None:
+    failure = validation.prefix_update(pb.PrefixUpdate(**{"instance_id": "i", "stream": "s", "sequence": 1, **changes}))
+    return failure.metadata["field"] if failure else None
+
+
+def test_prefix_updates() -> None:
+    assert prefix_field() is None
+    for field in ("instance_id", "stream"):
+        assert prefix_field(**{field: ""}) == field
+    for field in ("instance_id", "stream", "incarnation"):
+        assert prefix_field(**{field: ID_AT_LIMIT}) is None
+        assert prefix_field(**{field: ID_PAST_LIMIT}) == field
+    assert prefix_field(sequence=2**63 - 1) is None
+    for bad in (0, 2**63):
+        assert prefix_field(sequence=bad) == "sequence"
+
+
+def test_a_prefix_update_takes_16384_hashes_in_all() -> None:
+    assert prefix_field(stored=range(16_384)) is None
+    assert prefix_field(removed=range(16_384)) is None
+    assert prefix_field(stored=range(16_000), removed=range(385)) == "stored"
+    assert prefix_field(stored=range(385), removed=range(16_000)) == "removed"

@@ -20,7 +20,7 @@ FULL = PoolConfig(
     mode=OBSERVE,
     classes=MappingProxyType(
         {
-            "a": ClassConfig(2.5, 1_000, 0.25, True, ("x", "y")),
+            "a": ClassConfig(2.5, 1_000, 0.25, True, ("x", "y"), 512),
             "b": ClassConfig(),
         }
     ),

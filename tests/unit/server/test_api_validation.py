@@ -257,7 +257,11 @@ def test_heartbeat_takes_1000_items_in_all() -> None:
     accepted(HEARTBEAT, instances=snapshots, sessions=[pb.SessionProgress()] * 600)
     failure = refused(HEARTBEAT, instances=snapshots, sessions=[pb.SessionProgress()] * 601)
     assert failure.metadata["field"] == "sessions"
-    assert failure.metadata["value"] == "400 instances, 601 sessions"
+    assert failure.metadata["value"] == "400 instances, 601 sessions, 0 prefixes"
+    accepted(HEARTBEAT, instances=snapshots, prefixes=[pb.PrefixUpdate()] * 600)
+    failure = refused(HEARTBEAT, instances=snapshots, prefixes=[pb.PrefixUpdate()] * 601)
+    assert failure.metadata["field"] == "prefixes"
+    assert failure.metadata["limit"] == "at most 1000 instances, sessions and prefixes in all"
 
 
 def test_a_heartbeat_with_bad_items_is_itself_fine() -> None:

@@ -131,6 +131,7 @@ def test_pools_become_the_cores_configuration(config: Any) -> None:
             max_policy_lag: 2
             classes:
               rlvr: {target_share: 3, prior_context_tokens: 100, prior_residency_s: 1.5, refused: true, aliases: [m]}
+              tools: {shared_prefix_tokens: 512}
               agentic:
         """
     )
@@ -142,7 +143,11 @@ def test_pools_become_the_cores_configuration(config: Any) -> None:
             mode="observe",
             lease_ttl_s=5.0,
             max_policy_lag=2,
-            classes={"rlvr": ClassConfig(3.0, 100, 1.5, True, ("m",)), "agentic": ClassConfig()},
+            classes={
+                "rlvr": ClassConfig(3.0, 100, 1.5, True, ("m",)),
+                "tools": ClassConfig(shared_prefix_tokens=512),
+                "agentic": ClassConfig(),
+            },
         ),
     )
 

@@ -9,7 +9,7 @@ local function finish(sid, row, outcome, kind, reason)
   if row.st == 'live' then leave_home(sid, row) end
   if row.st == 'held' then dequeue(sid, row.class) end
   local admitted = row.admitted and row.admitted ~= '' and tonumber(row.admitted) or nil
-  local cost = fields(key, 'z', 'peak', 'ask')
+  local cost = fields(key, 'z', 'peak', 'ask', 'endctx', 'endclears')
   local duration = admitted and math.max(0, now - admitted) or 0
   local z, peak = admitted and cost.z or '0', admitted and cost.peak or '0'
   if admitted then
@@ -21,6 +21,12 @@ local function finish(sid, row, outcome, kind, reason)
     call('PEXPIRE', done, RESIDENCY_KEPT_MS)
   end
   if outcome == 'PAUSED' then
+    if row.st == 'live' then
+      -- What it leaves in the cache there may serve it again.
+      local home = fields(P .. 'i:' .. row.inst, 'inc', 'clears')
+      local left = (cost.endctx or '') ~= '' and cost.endclears or home.clears or '0'
+      call('HSET', key, 'was', row.inst, 'was_inc', home.inc, 'was_clears', left, 'was_ctx', row.ctx or '0')
+    end
     call('HSET', key, 'st', 'paused', 'phase', 'PAUSED', 'inst', '', 'inc', '', 'homeless', 0, 'reason', '')
   else
     call('DEL', key)

@@ -1,5 +1,5 @@
 -- Admits a session: checks and commits the first candidate that still fits, else puts the session in the queue.
--- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch
+-- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former
 --
 -- ARGV  2 request id ('' = none)   3 hash of the request's body   4 session   5 class in force   6 declared class
 --       7 group ('' = none)        8 policy version ('' = unknown)  9 tokens to book
@@ -10,23 +10,26 @@
 --       20 credit of virtual time  21 REJECT = refuse for good, else ''  22 'UNLABELLED' | 'UNKNOWN' | ''
 --       23 group size              24 ticket of the call, for withdraw.lua
 --       25 1 = the caller waits inside the call
---       26 number of candidates, then for each: instance, incarnation, and three comma-separated vectors:
+--       26 1 = the caller knows where a paused session was at home
+--       27 number of candidates, then for each: instance, incarnation, and three comma-separated vectors:
 --       session cap, blocks of shared prefix, blocks of first prefill, expected cached tokens; asks; limits
 -- Returns {'PLACED', instance, incarnation, token, ttl, expires, cached, moved, class} | {'LIVE', the same}
 --       | {'HELD', reason, retry after, position, ahead, held since, detail, class}
 --       | {'REJECTED', reason, since, detail, class} | {'REUSED'}
+--       | {'RESUMED', former home, its incarnation, tokens left there}     nothing is done yet: decide with that
 local rid, body, sid, class = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local observe = ARGV[18] == '1'
 local key = P .. 's:' .. sid
 
 local old = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'since', 'homeless', 'reason',
-  'ctx', 'group', 'ticket', 'waits', 'endclears')
+  'ctx', 'group', 'ticket', 'waits', 'endclears', 'was', 'was_inc', 'was_clears', 'was_ctx')
 local before = replayed(rid, body)
 if before then
   -- Two calls have the answer now: the end of one must not take it from the other.
   if old.st == 'live' then call('HSET', key, 'ticket', '') end
   return before
 end
+if old.was and ARGV[26] ~= '1' and cache_kept(old) then return { 'RESUMED', old.was, old.was_inc, old.was_ctx } end
 call('HINCRBY', POOL, 'decisions', 1)
 
 if old.st == 'live' then
@@ -52,7 +55,7 @@ if ARGV[21] == 'REJECT' and not homeless then
   return remember(rid, body, { 'REJECTED', ARGV[13], old.since or text(now), ARGV[14], class })
 end
 
-local candidates, at = tonumber(ARGV[26]), 27
+local candidates, at = tonumber(ARGV[27]), 28
 
 local reason, detail = ARGV[13], ARGV[14]
 
@@ -87,11 +90,12 @@ local function commit(c, row)
   if not homeless then
     describe(old.rank or rank_of_arrival(group), old.since or now)
     call('HSET', key, 'admitted', now, 'z', 0, 'peak', 0, 'endctx', '', 'turn', '', 'endturn', '')
+    call('HDEL', key, 'was', 'was_inc', 'was_clears', 'was_ctx')
     call('HINCRBY', CLASSES, 'adm:' .. class, 1)
     take_turn()
   end
   local shared = join_group(c.ikey, group, class, c.shared)
-  call('HSET', key, 'shr', shared)
+  call('HSET', key, 'shr', shared, 'cached', c.cached ~= '0' and c.cached or '')
   move_in(sid, class, c.ikey)
   set_blocks(sid, class, c.ikey, own_blocks(tokens, tonumber(row.bs), shared))
   call('HSET', P .. 'i:' .. c.ikey, 'need', with_asks(row.need, c.asks), 'added', with_asks(row.added, c.asks))

@@ -1,5 +1,5 @@
 -- Declares an instance gone: its sessions lose their home and wait ahead of new ones.
--- include: _base _events _ledger _queue _detach _grace
+-- include: _base _events _ledger _queue _detach _grace _prefix
 --
 -- ARGV  2 instance  3 silence after which an instance is gone  4 silence after which it is forgotten
 -- Returns {'ALIVE'} | {'GONE', sessions detached} | {'FORGOTTEN'}
@@ -18,6 +18,7 @@ if row.gone ~= '1' then
   wake('gone')
 end
 if silent >= tonumber(ARGV[4]) then
+  forget_prefixes(ARGV[2])
   call('SREM', P .. 'instances', ARGV[2])
   call('DEL', key, P .. 'g:' .. ARGV[2], P .. 'inc:' .. ARGV[2])
   return { 'FORGOTTEN' }

@@ -14,7 +14,7 @@ local before = replayed(ARGV[2], ARGV[3])
 if before then return before end
 
 local row = fields(key, 'st', 'class', 'inst', 'inc', 'token', 'ttl', 'endctx', 'rank', 'homeless', 'ctx', 'group',
-  'shr', 'ask', 'pv', 'phase', 'gap_at', 'endclears')
+  'shr', 'ask', 'pv', 'phase', 'gap_at', 'endclears', 'cached')
 if not row.st or row.st == 'paused' then
   local unknown = { 'UNKNOWN', call('HEXISTS', POOL, 'named') }
   -- A pool that is not known may be about to register, so that is not final.
@@ -48,7 +48,7 @@ if row.st == 'live' then
     touch(sid)
     local expires = renew(sid, tonumber(row.ttl))
     local cached = left_behind(row, home)
-    if cached == '' and row.shr ~= '0' then cached = text(tonumber(row.shr) * tonumber(home.bs)) end
+    if cached == '' then cached = row.cached or '' end
     return remember(ARGV[2], ARGV[3], { 'PLACED', row.inst, row.inc, row.token, row.ttl, text(expires), cached, 0 })
   end
 end

@@ -1,5 +1,5 @@
 -- Takes one snapshot of an instance: registers it, drops repeats and older ones, turns the page at a new incarnation.
--- include: _base _events _ledger _queue _detach _epoch
+-- include: _base _events _ledger _queue _detach _epoch _prefix
 --
 -- ARGV  2 instance key  3 incarnation  4 sequence (20 digits)  5 state  6 block size ('' = unknown)
 --       7 block size to count with while none is known  8 the snapshot, serialised  9 age of what was observed
@@ -22,6 +22,7 @@ if new then
     end
     call('SADD', gone_incs, row.inc)
     call('PEXPIRE', gone_incs, 86400000)
+    forget_prefixes(ikey)
     call('HDEL', key, 'need', 'added', 'budget', 'cap', 'caps', 'brake', 'pressure', 'backlog', 'hexp', 'hgot', 'drain',
       'swv', 'wv', 'pv', 'ce', 'ep', 'clears', 'stalled')
   end
@@ -49,7 +50,10 @@ if ARGV[10] ~= '' and ARGV[10] ~= row.swv then
 end
 if ARGV[12] ~= '' and ARGV[12] ~= row.ce then
   call('HSET', key, 'ce', ARGV[12])
-  if row.ce then new_epoch(ikey, true, 'the engine cleared its cache', row.wv or '') end
+  if row.ce then
+    new_epoch(ikey, true, 'the engine cleared its cache', row.wv or '')
+    forget_prefixes(ikey)
+  end
 end
 
 if new or row.state ~= state or row.gone == '1' then

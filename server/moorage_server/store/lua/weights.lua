@@ -1,5 +1,5 @@
 -- Marks the start or the end of a weight update of one instance. Its sessions stay booked.
--- include: _base _events _epoch
+-- include: _base _events _epoch _prefix
 --
 -- ARGV  2 instance  3 'begin' | 'end'  4 weight version (at the end '' = the old weights stay)
 --       5 policy version it is ('' = unknown)  6 begin: 'hold' = no new sessions meanwhile, 'open' = as before
@@ -27,5 +27,6 @@ if version ~= '' then
 end
 if not changed and ARGV[7] ~= '1' then return 0 end
 new_epoch(ikey, ARGV[7] == '1', ARGV[8], version)
+if ARGV[7] == '1' then forget_prefixes(ikey) end
 wake('weights')
 return 1
