@@ -9,6 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from moorage_server.runtime.pool_metrics import PoolMetrics
+from moorage_server.runtime.process_metrics import ProcessSample, families
+
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -35,6 +38,18 @@ class Exposed:
     def names(self) -> set[str]:
         """Names of the samples of ours."""
         return {name for name, _ in self.samples if name.startswith("moorage_")}
+
+
+def served() -> dict[str, set[str]]:
+    """Every metric of the server as queries name it, with its labels."""
+    found: dict[str, set[str]] = {}
+    for family in (*families(ProcessSample("1")), *PoolMetrics().families()):
+        labels = set(family._labelnames)  # type: ignore[attr-defined]
+        if family.type == "histogram":
+            found[f"{family.name}_bucket"] = labels | {"le"}
+        else:
+            found[family.name + ("_total" if family.type == "counter" else "")] = labels
+    return found
 
 
 class _Fixed:
