@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+import time
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from moorage.v1 import inspector_pb2 as ipb
 from moorage.v1 import inspector_pb2_grpc
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines
-from tests.integration.processes import PATIENCE_S, Server, Start, eventually, moorage
+from tests.integration.processes import PATIENCE_S, Server, Start, environment, eventually, moorage
 from tests.unit.server.exposed import Exposed
 
 POOLS = "{default: {policy: static, static_cap: 1, epoch_interval_s: 0.2}}"
@@ -119,3 +125,47 @@ def test_a_taken_door_ends_the_start(door: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert f"can not listen on {address}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the names of the spans that it is sent."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def Export(self, request: Any, context: Any) -> Any:
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        self.names |= {span.name for scope in scopes for span in scope.spans}
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_spans_reach_the_collector_before_the_end(start: Start) -> None:
+    collector = Collector()
+    receiver = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, receiver)
+    port = receiver.add_insecure_port("127.0.0.1:0")
+    receiver.start()
+    server = start(MOORAGE_TRACING_OTLP_ENDPOINT=f"http://127.0.0.1:{port}")
+    server.api.admit("s")
+    assert server.terminate() == 0
+    receiver.stop(None).wait()
+    assert {"moorage.v1.SchedulerService/Admit", "script admit"} <= collector.names
+
+
+def test_an_absent_collector_does_not_keep_the_server(start: Start) -> None:
+    server = start(MOORAGE_TRACING_OTLP_ENDPOINT="http://127.0.0.1:9")
+    server.api.admit("s")
+    started = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - started < 8
+
+
+def test_traces_need_their_extra() -> None:
+    program = "import sys; sys.modules['opentelemetry'] = None; from moorage.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve"],
+        env=environment({"MOORAGE_TRACING_OTLP_ENDPOINT": "http://127.0.0.1:9"}),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("moorage serve: tracing.otlp_endpoint: needs moorage[tracing]; ")

@@ -18,6 +18,8 @@ from moorage_server.api.validation import DEFAULT_POOL
 
 _DECISIONS = {int(n): name.removeprefix("DECISION_").lower() for name, n in pb.Decision.items()}
 _REASONS = {int(n): name.removeprefix("HOLD_REASON_") for name, n in pb.HoldReason.items()}
+#: How long sending may take, seconds: an absent collector must not keep a server from its end.
+_SEND_S = 3
 #: Codes that tell of a fault of the server; the others are the caller's.
 _FAULTS = {
     grpc.StatusCode.UNKNOWN,
@@ -46,7 +48,7 @@ class Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         provider = TracerProvider(resource=Resource.create({"service.name": "moorage"}))
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_S)
         provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)
 
