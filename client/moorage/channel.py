@@ -2,7 +2,9 @@
 
 `service_config.json` beside this file holds the retry policy in gRPC's own format, for every language. Calls that fail
 UNAVAILABLE are tried up to five times within their deadline, about three seconds in all; mutations carry a `request_id`
-that is the same in every try. A token bucket ends retries while most calls fail, and the server's pushback is honoured.
+that is the same in every try. So are calls that come back CANCELLED though nobody here cancelled them: a server that
+ends, or sheds a burst, drops what it has not begun to read with that code. A token bucket ends retries while most calls
+fail, and the server's pushback is honoured.
 
 `round_robin` spreads calls over all addresses of a headless service. Health checks by the client stay off: while the
 store is away every replica is unready, and a health check would replace the server's reason and pushback by a blind
@@ -55,10 +57,14 @@ def channel_options(overrides: ChannelOptions = ()) -> list[tuple[str, Any]]:
         "grpc.keepalive_permit_without_calls": 0,
         # A waiting Admit is silent for minutes; its pings must not stop after two.
         "grpc.http2.max_pings_without_data": 0,
-        # gRPC would back off up to two minutes, longer than a lease lasts.
+        # gRPC would back off up to two minutes. A server that came back must be found within the time that retries
+        # take: the next one of a rolling restart goes away soon after.
         "grpc.initial_reconnect_backoff_ms": 200,
-        "grpc.min_reconnect_backoff_ms": 1_000,
-        "grpc.max_reconnect_backoff_ms": 5_000,
+        "grpc.max_reconnect_backoff_ms": 1_000,
+        # How long one attempt to connect may take, whatever its name says.
+        "grpc.min_reconnect_backoff_ms": 5_000,
+        # Restarted pods have new addresses; gRPC would ask for them every 30 s at most.
+        "grpc.dns_min_time_between_resolutions_ms": 1_000,
     }
     return list((options | dict(overrides)).items())
 

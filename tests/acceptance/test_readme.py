@@ -73,7 +73,18 @@ def _bash(block: str, server: Server) -> str:
 
 
 def test_the_blocks_are_there() -> None:
-    assert set(BLOCKS) == {"make", "serve", "python", "grpcurl", "observe", "cli", "yaml", "tokens", "measured"}
+    assert set(BLOCKS) == {
+        "make",
+        "serve",
+        "python",
+        "grpcurl",
+        "observe",
+        "cli",
+        "yaml",
+        "tokens",
+        "promql",
+        "measured",
+    }
 
 
 @pytest.mark.parametrize("block", ["make", "measured"])

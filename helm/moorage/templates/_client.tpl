@@ -7,6 +7,11 @@
 - name: MOORAGE_TOKEN
   valueFrom:
     secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.client.tokenKey | quote }}}
+{{- if not $.Values.tls.existingSecret }}
+# Without TLS the token is as safe as the cluster's network.
+- name: MOORAGE_PLAINTEXT_TOKEN
+  value: "1"
+{{- end }}
 {{- end }}
 {{- end -}}
 

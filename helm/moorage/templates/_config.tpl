@@ -22,7 +22,15 @@ What the server reads. This file is the one place that knows the server's keys a
 {{- if .Values.auth.existingSecret -}}
 {{- $_ := set $managed "auth" (dict "tokens_file" "/etc/moorage/auth/tokens.yaml") -}}
 {{- end -}}
+{{- if not (include "moorage.asksWho" .) -}}
+{{- $_ := set $managed "insecure_listen" true -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config) $managed) -}}
+{{- end -}}
+
+{{/* True where the server asks its callers who they are. */}}
+{{- define "moorage.asksWho" -}}
+{{- if or .Values.auth.existingSecret .Values.tls.clientCaSecret -}}true{{- end -}}
 {{- end -}}
 
 {{- define "moorage.redisConfig" -}}

@@ -3,7 +3,7 @@
 {{- define "moorage.validate" -}}
 {{- include "moorage.validateRedis" . -}}
 {{- include "moorage.validateCallers" . -}}
-{{- range $key := list "listen" "redis" "metrics" "tls" "auth" -}}
+{{- range $key := list "listen" "insecure_listen" "redis" "metrics" "tls" "auth" -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: the chart sets it, from %s" $key (ternary "service.port" (printf "the value %s" $key) (eq $key "listen"))) -}}
 {{- end -}}
@@ -70,6 +70,9 @@
 {{- end -}}
 
 {{- define "moorage.validateCallers" -}}
+{{- if not (or .Values.auth.allowAnonymous (include "moorage.asksWho" .)) -}}
+{{- fail "auth.allowAnonymous is false: needs auth.existingSecret or tls.clientCaSecret" -}}
+{{- end -}}
 {{- if and .Values.tls.clientCaSecret (not .Values.tls.existingSecret) -}}
 {{- fail "tls.existingSecret is empty: tls.clientCaSecret needs a server certificate" -}}
 {{- end -}}

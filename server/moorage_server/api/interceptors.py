@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -19,6 +19,7 @@ from moorage_server.api.guard import Guard, check, guarded
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
 from moorage_server.api.validation import pool_of
 from moorage_server.errors import InvalidField, MoorageFailure, NotSupported
+from moorage_server.meters import Meters, waited_s
 
 _log = structlog.get_logger("moorage.api")
 
@@ -28,21 +29,45 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 #: Health passes untouched, and so does reflection where there is no guard.
 _OURS = "/moorage.v1."
+#: Methods that answer with a decision.
+_DECIDING = ("/moorage.v1.SchedulerService/Admit", "/moorage.v1.SchedulerService/Place")
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Tracer(Protocol):
+    """What makes spans of calls."""
+
+    def traced(self, method: str, call: Any) -> Any:
+        """``call`` of a unary method, in a span."""
+        ...
+
+    def seen(self, request: Any) -> None:
+        """The request of the call under way is decoded."""
+        ...
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of moorage.v1.
 
     A MoorageFailure ends the call with its status. Any other exception is logged once, under a correlation id, and the
-    caller learns that id and nothing else. A ``guard`` has its say before a request is even decoded.
+    caller learns that id and nothing else. A ``guard`` has its say before a request is even decoded; ``tracer`` gives
+    every unary method a span.
     """
 
-    def __init__(self, stats: RpcStats, decisions: DecisionLog, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        stats: RpcStats,
+        decisions: DecisionLog,
+        guard: Guard | None = None,
+        meters: Meters | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._stats = stats
         self._decisions = decisions
         self._guard = guard
+        self._meters = meters or Meters()
+        self._tracer = tracer
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -64,13 +89,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # Requests are decoded by the call itself: what a stranger sends is not worth the work.
         encoder = handler.response_serializer
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler), None, encoder)
+            unary = self._unary(method, handler)
+            if self._tracer is not None:
+                unary = self._tracer.traced(method, unary)
+            return grpc.unary_unary_rpc_method_handler(unary, None, encoder)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._stream(method, handler), None, encoder)
         return handler
 
     def _unary(self, method: str, handler: Handler) -> Any:
-        stats, guard = self._stats.of(method), self._guard
+        stats, guard, tracer = self._stats.of(method), self._guard, self._tracer
+        counted = self._count if method in _DECIDING else None
         behaviour: Any = handler.unary_unary
 
         async def call(data: bytes, context: Context) -> Any:
@@ -81,13 +110,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 request = this.request = _decoded(handler, data)
                 if caller is not None:
                     check(caller, method, request)
+                if tracer is not None:
+                    tracer.seen(request)
                 response = await behaviour(request, context)
+            if counted is not None:
+                counted(method, request, response)
             self._decisions.observe(
                 method, request, response, this.milliseconds, None if caller is None else caller.name
             )
             return response
 
         return call
+
+    def _count(self, method: str, request: Any, response: Any) -> None:
+        reason = response.hold.reason if response.HasField("hold") else 0
+        pool = self._meters.pools.of(pool_of(request))
+        self._meters.decisions[pool, method.rpartition("/")[2], response.decision, reason] += 1
 
     def _stream(self, method: str, handler: Handler) -> Any:
         stats, guard = self._stats.of(method), self._guard
@@ -145,9 +183,10 @@ class _Call:
             elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
                 await self._hide(error)
         finally:
-            self.milliseconds = (perf_counter() - self._started) * 1000
+            seconds = perf_counter() - self._started
+            self.milliseconds = seconds * 1000
             self._stats.under_way -= 1
-            self._stats.observe(self._code(error), self.milliseconds)
+            self._stats.observe(self._code(error), max(0.0, seconds - waited_s.get()))
 
     async def _hide(self, error: Exception) -> None:
         correlation_id = uuid.uuid4().hex

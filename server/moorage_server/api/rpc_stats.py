@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field
 
 import grpc
 
-#: Upper edges of the latency buckets, in milliseconds; one more bucket holds what is slower.
-BUCKETS_MS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 5000.0, 60_000.0)
+from moorage_server.meters import Histogram
+
+#: Upper edges of the latency buckets, seconds.
+EDGES_S = (0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)
 
 
 @dataclass(slots=True)
 class MethodStats:
-    """One method: calls by status code, and how long they took, waits included."""
+    """One method: how long its calls took, by status code; what they spent waiting for their turn is left out."""
 
-    calls: Counter[str] = field(default_factory=Counter)
+    latencies: dict[str, Histogram] = field(default_factory=dict)
     under_way: int = 0
-    total_ms: float = 0.0
-    slowest_ms: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
 
-    def observe(self, code: grpc.StatusCode, milliseconds: float) -> None:
+    @property
+    def calls(self) -> dict[str, int]:
+        """Finished calls by status code."""
+        return {code: latencies.count for code, latencies in self.latencies.items()}
+
+    def observe(self, code: grpc.StatusCode, seconds: float) -> None:
         """Counts one finished call."""
-        self.calls[code.name] += 1
-        self.total_ms += milliseconds
-        self.slowest_ms = max(self.slowest_ms, milliseconds)
-        self.buckets[bisect_left(BUCKETS_MS, milliseconds)] += 1
+        name = code.name
+        latencies = self.latencies.get(name)
+        if latencies is None:
+            latencies = self.latencies[name] = Histogram(EDGES_S)
+        latencies.observe(seconds)
 
 
 class RpcStats:

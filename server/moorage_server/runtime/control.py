@@ -11,6 +11,7 @@ import structlog
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.errors import StoreUnavailable
+from moorage_server.meters import Meters
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.epochs import Epochs
 from moorage_server.runtime.tasks import end
@@ -31,6 +32,9 @@ class ControlPlane:
         self._desks: dict[str, Desk] = {}
         self._epochs: dict[str, Epochs] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.meters = Meters()
+        for name in self._configured:
+            self.meters.pools.know(name)
 
     async def start(self) -> None:
         """Starts listening, and serving the configured pools. Does not wait for the store."""
@@ -50,10 +54,14 @@ class ControlPlane:
         """The desk of a pool; its epochs start with it."""
         desk = self._desks.get(pool)
         if desk is None:
-            desk = self._desks[pool] = Desk(self.store, pool, self._configured.get(pool, PoolConfig()))
+            desk = self._desks[pool] = Desk(self.store, pool, self._configured.get(pool, PoolConfig()), self.meters)
             self._epochs[pool] = Epochs(self.store, desk)
             self._spawn(self._run_epochs(pool))
         return desk
+
+    def serving(self) -> list[tuple[Desk, bool]]:
+        """The desks at work, and whether this process drives the controller of their pool."""
+        return [(desk, self._epochs[pool].holds) for pool, desk in self._desks.items()]
 
     async def _run_epochs(self, pool: str) -> None:
         await self._epochs[pool].run()

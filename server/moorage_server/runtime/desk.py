@@ -17,6 +17,7 @@ from moorage_server.core.admission import Verdict
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import PAUSED, Ask, Pool
 from moorage_server.errors import MoorageFailure, StoreUnavailable, WrongState
+from moorage_server.meters import Meters, Wait
 from moorage_server.runtime import arrivals
 from moorage_server.runtime.arrivals import Arrival
 from moorage_server.runtime.prefixes import Prefixes, tell
@@ -39,6 +40,8 @@ _LATE_MS = 500
 _PATIENCE_MS = 30_000
 #: How often a session looks whether its paused home serves again.
 _HOME_LOOK_S = 0.25
+#: How waits end, for those who count them.
+_OUTCOMES = {Placed: "place", OnHold: "hold", Refused: "reject", HomeWaits: "hold"}
 
 
 @dataclass(slots=True)
@@ -51,10 +54,11 @@ class _Waiter:
 class Desk:
     """Serves one pool. One event loop; not thread-safe."""
 
-    def __init__(self, store: Store, pool: str, default: PoolConfig) -> None:
+    def __init__(self, store: Store, pool: str, default: PoolConfig, meters: Meters | None = None) -> None:
         self.store = store
         self.pool = pool
         self.default = default
+        self.meters = meters or Meters()
         self._prefixes = Prefixes(store, pool)
         self._view: Pool | None = None
         self._read_at = 0.0
@@ -67,6 +71,11 @@ class Desk:
         self._keeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait here for their turn."""
+        return len(self._waiters)
 
     async def close(self) -> None:
         """Answers those who wait with where they stand, and finishes what is under way. Nobody waits here any more."""
@@ -126,6 +135,8 @@ class Desk:
             started = asyncio.get_running_loop().time()
             view = await self.store.view(self.pool, self.default)
             self._view, self._read_at = view, started
+            if view.named:
+                self.meters.pools.know(self.pool)
             return view
         except StoreUnavailable:
             self._dirty, self._view = True, None
@@ -155,7 +166,9 @@ class Desk:
             result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
         if not isinstance(result, OnHold) or max_wait_s <= 0:
             return result, verdict
-        waited = await self._wait(arrival, result, max_wait_s)
+        with Wait(self.meters, self.pool) as wait:
+            waited = await self._wait(arrival, result, max_wait_s)
+            wait.outcome = _OUTCOMES[type(waited)]
         return waited, verdict
 
     def _decide(self, view: Pool, ask: Ask) -> Verdict:
@@ -374,27 +387,31 @@ class Desk:
         view = await self.view()
         gone_ms = int(view.config.gone_after_s * 1000)
         until = asyncio.get_running_loop().time() + max_wait_s
-        while True:
-            result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
-            if isinstance(result, Placed):
-                if hashes:
-                    self._spawn(self._prefixes.note(view, result, hashes, arrived=False))
-                return result
-            left = until - asyncio.get_running_loop().time()
-            if isinstance(result, HomeWaits):
-                if left <= 0:
-                    reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
-                    detail = f"home is {result.state.lower()}"
-                    retry_ms, name = int(_HOME_LOOK_S * 1000), result.workload_class
-                    return OnHold(reason, retry_ms, 0, 0, view.now_ms, detail, name)
-                await asyncio.sleep(min(_HOME_LOOK_S, left))
-                continue
-            arrival = Arrival(result.ask, request, hashes=hashes)
-            moved, _ = await self.admit(arrival, max(0.0, left))
-            if isinstance(moved, Refused):
-                since_ms, name = moved.since_ms, moved.workload_class
-                return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, since_ms, moved.detail, name)
-            return moved
+
+        def left() -> float:
+            return max(0.0, until - asyncio.get_running_loop().time())
+
+        result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+        if isinstance(result, HomeWaits) and max_wait_s > 0:
+            with Wait(self.meters, self.pool) as wait:
+                while isinstance(result, HomeWaits) and left() > 0:
+                    await asyncio.sleep(min(_HOME_LOOK_S, left()))
+                    result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+                wait.outcome = _OUTCOMES.get(type(result), "moved")
+        if isinstance(result, Placed):
+            if hashes:
+                self._spawn(self._prefixes.note(view, result, hashes, arrived=False))
+            return result
+        if isinstance(result, HomeWaits):
+            reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
+            detail = f"home is {result.state.lower()}"
+            retry_ms, name = int(_HOME_LOOK_S * 1000), result.workload_class
+            return OnHold(reason, retry_ms, 0, 0, view.now_ms, detail, name)
+        moved, _ = await self.admit(Arrival(result.ask, request, hashes=hashes), left())
+        if isinstance(moved, Refused):
+            since_ms, name = moved.since_ms, moved.workload_class
+            return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, since_ms, moved.detail, name)
+        return moved
 
     async def release(
         self,

@@ -63,6 +63,11 @@ class Epochs:
         self._failing = False
         self._empty_since: float | None = None
 
+    @property
+    def holds(self) -> bool:
+        """Whether this process drives the pool's controller."""
+        return self._state is not None
+
     def wake(self, why: str) -> None:
         """Something changed for those who wait (our own publications aside)."""
         if why != "published":
@@ -93,6 +98,7 @@ class Epochs:
 
     async def stop(self) -> None:
         """Gives the epoch up, so that another process need not wait for the lease to end."""
+        self._state = None
         with contextlib.suppress(StoreUnavailable):
             await self._store.resign(self._pool, self._owner)
 
@@ -153,6 +159,8 @@ class Epochs:
         policy = parse.encode_published(outcome.published, self._rate, self._labelling.profiles(view.config))
         if await self._store.publish(self._pool, self._owner, policy, persist.dump(self._state), True, updates):
             self._outcome = outcome
+            meters = self._desk.meters
+            meters.epochs[meters.pools.of(self._pool)] += 1
         else:
             self._state = None
         contradicted = self._labelling.take_contradicted()
@@ -190,8 +198,10 @@ class Epochs:
         total = sum(c.active + c.held for c in view.classes.values())
         brake = max(_EXPIRE_LEAST, int(total * _EXPIRE_SHARE))
         timeout_ms = int(1000 * config.weight_update_timeout_s)
-        while await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms) == _EXPIRE:
-            pass
+        meters, ended = self._desk.meters, _EXPIRE
+        while ended == _EXPIRE:
+            ended = await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms)
+            meters.expiries[meters.pools.of(self._pool)] += ended
         gone_ms = int(1000 * config.gone_after_s)
         for instance in view.instances.values():
             if instance.updating_since_ms is not None and view.now_ms - instance.updating_since_ms >= timeout_ms:

@@ -24,6 +24,7 @@ from moorage_server.runtime.tasks import end
 
 if TYPE_CHECKING:
     from moorage_server.runtime.control import ControlPlane
+    from moorage_server.runtime.tracing import Tracing
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -72,8 +73,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _run(settings: Settings, security: Security) -> int:
     # The store's libraries and numpy are most of the start-up time: not before the configuration is known to be good.
     from moorage_server.runtime.control import ControlPlane
+    from moorage_server.runtime.side_doors import SideDoors
     from moorage_server.store.connect import open_store
 
+    try:
+        tracing = _tracing(settings)
+    except ModuleNotFoundError as error:
+        print(f"moorage serve: tracing.otlp_endpoint: needs moorage[tracing]; {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
     url = settings.redis_url
     try:
         store = await open_store(url, embedded=settings.embedded, prefix=settings.redis.key_prefix)
@@ -82,22 +89,33 @@ async def _run(settings: Settings, security: Security) -> int:
         return EXIT_CONFIGURATION
     control = ControlPlane(store, settings.pool_configs())
     services = Services(control)
-    server = MoorageServer(settings, services.register, store.ping, security)
+    server = MoorageServer(settings, services.register, store.ping, security, control.meters, tracing)
+    doors = SideDoors(settings, control, server, store.meter)
     try:
         address = server.bind()
+        doors.bind()
     except AddressInUse as error:
         print(f"moorage serve: {error}", file=sys.stderr)
+        await doors.stop()
+        await server.grpc.stop(None)
         await store.close()
         return EXIT_ERROR
+    if tracing is not None:
+        store.meter.listener = tracing.script
     stopping = _on_signals()
     await control.start()
     await server.start()
-    _announce(settings, address, security)
+    await doors.start()
+    _announce(settings, address, security, doors.addresses())
     _spare_the_collector()
     await stopping.wait()
     _log.info("stopping", grace_s=settings.shutdown.grace_s)
     await server.stop(services.drain)
+    # To the end, probes are told that we are not ready, and what the drain counted can be scraped.
+    await doors.stop()
     await store.close()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.stop)
     # What is left (reads that nobody waits for any more) must not keep the process.
     await end(asyncio.all_tasks() - {asyncio.current_task()})
     _log.info("stopped")
@@ -129,6 +147,15 @@ class Services:
         await self._control.stop()
 
 
+def _tracing(settings: Settings) -> Tracing | None:
+    """Traces where they are asked for. Raises ModuleNotFoundError where OpenTelemetry is not installed."""
+    if settings.tracing.otlp_endpoint is None:
+        return None
+    from moorage_server.runtime.tracing import Tracing
+
+    return Tracing.to(settings.tracing.otlp_endpoint)
+
+
 def _spare_the_collector() -> None:
     """What was loaded stays: the garbage collector need not walk it again, nor the ledger's mirror at every turn."""
     gc.collect()
@@ -150,7 +177,7 @@ def _on_signals() -> asyncio.Event:
     return stopping
 
 
-def _announce(settings: Settings, address: str, security: Security) -> None:
+def _announce(settings: Settings, address: str, security: Security, doors: Mapping[str, str]) -> None:
     """Says on stdout where the server listens and where the ledger lives."""
     if settings.embedded:
         where = "embedded store: ALL STATE IS LOST AT EXIT, one process only; --redis-url keeps it"
@@ -164,5 +191,6 @@ def _announce(settings: Settings, address: str, security: Security) -> None:
         pools=sorted(settings.pools),
         reflection=settings.reflects,
         **security.facts(),
+        **doors,
     )
     security.warn()

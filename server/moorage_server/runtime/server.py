@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection
 from moorage.v1 import inspector_pb2, operator_pb2, scheduler_pb2
 from moorage_server import limits
 from moorage_server.api.decision_log import DecisionLog
-from moorage_server.api.interceptors import CallInterceptor
+from moorage_server.api.interceptors import CallInterceptor, Tracer
 from moorage_server.api.rpc_stats import RpcStats
+from moorage_server.meters import Meters
 from moorage_server.runtime.security import Security
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.tasks import end
@@ -48,7 +49,8 @@ class MoorageServer:
     """A server that is built, started once, and stopped once.
 
     ``register`` adds the servicers; ``ping`` raises, or answers too late, while the store is unreachable. ``security``
-    is what the settings say unless given. Raises SettingsError where that is unusable.
+    is what the settings say unless given; ``meters`` count decisions; ``tracer`` gives every unary method a span.
+    Raises SettingsError where the security is unusable.
     """
 
     def __init__(
@@ -57,15 +59,20 @@ class MoorageServer:
         register: Callable[[grpc.aio.Server], None],
         ping: Callable[[], Awaitable[object]],
         security: Security | None = None,
+        meters: Meters | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._security = security or Security(settings)
         self._ping = ping
         self._tasks: list[asyncio.Task[None]] = []
         self.stats = RpcStats()
+        self.ready = False
         self.health = health.aio.HealthServicer()
         self.grpc = grpc.aio.server(
-            interceptors=[CallInterceptor(self.stats, DecisionLog(_decisions(settings)), self._security.guard)],
+            interceptors=[
+                CallInterceptor(self.stats, DecisionLog(_decisions(settings)), self._security.guard, meters, tracer)
+            ],
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.limits.max_concurrent_rpcs,
         )
@@ -140,6 +147,7 @@ class MoorageServer:
         return True
 
     async def _set_ready(self, ready: bool) -> None:
+        self.ready = ready
         for name in (READINESS, ""):
             await self.health.set(name, _SERVING if ready else _NOT_SERVING)
 

@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from moorage_server import limits
 from moorage_server.core import config as core
+from moorage_server.runtime import addresses
 from moorage_server.runtime.section import Id, Section, empty_as_nothing
 from moorage_server.runtime.security_settings import AuthSettings, TlsSettings
 
 _POOL = core.PoolConfig()
 _CLASS = core.ClassConfig()
+
+Address = Annotated[str, AfterValidator(addresses.checked)]
 
 
 class RedisSettings(Section):
@@ -89,6 +92,26 @@ class HealthSettings(Section):
 
     check_interval_s: float = Field(default=1.0, ge=0.05, le=60, description="Seconds between two pings of the store.")
     check_timeout_s: float = Field(default=1.0, ge=0.05, le=60, description="Seconds that an answer may take.")
+    listen: Address | None = Field(
+        default=None,
+        description="HOST:PORT of a health service in plain text, for probes; unset: only the main port's.",
+    )
+
+
+class MetricsSettings(Section):
+    """Metrics for Prometheus."""
+
+    listen: Address | None = Field(default=None, description="HOST:PORT of the HTTP listener; unset: none.")
+
+
+class TracingSettings(Section):
+    """OpenTelemetry traces; needs the extra `tracing`."""
+
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/]+$",
+        description="http(s)://HOST:PORT of a collector that takes OTLP over gRPC; unset: no traces.",
+    )
 
 
 class ShutdownSettings(Section):
@@ -208,7 +231,7 @@ class PoolSettings(Section):
 class Settings(Section):
     """A server's configuration."""
 
-    listen: str = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
+    listen: Address = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
     )
@@ -221,6 +244,8 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server takes on.")
     health: HealthSettings = Field(default_factory=HealthSettings, description="How readiness follows the store.")
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Metrics for Prometheus.")
+    tracing: TracingSettings = Field(default_factory=TracingSettings, description="OpenTelemetry traces.")
     shutdown: ShutdownSettings = Field(
         default_factory=ShutdownSettings, description="What happens between SIGTERM and exit."
     )
@@ -228,16 +253,6 @@ class Settings(Section):
         default_factory=dict,
         description="Pools by name; others come into being, with the defaults, when an instance registers.",
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-            raise ValueError("must be HOST:PORT with a port from 0 to 65535")
-        if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError("must be HOST:PORT, an IPv6 address in brackets")
-        return value
 
     @property
     def embedded(self) -> bool:

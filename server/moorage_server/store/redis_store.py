@@ -7,6 +7,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from time import perf_counter
 from typing import Any
 
 from redis import exceptions
@@ -26,6 +27,7 @@ from moorage_server.errors import (
 )
 from moorage_server.store import base, keys, parse, scripts
 from moorage_server.store.batch import Batcher
+from moorage_server.store.meter import ScriptMeter
 from moorage_server.store.parse import optional_int, pairs, text
 from moorage_server.store.redis_prefixes import RedisPrefixes
 
@@ -75,6 +77,7 @@ class RedisStore(RedisPrefixes):
     def __init__(self, client: Redis, subscriber: Redis, prefix: str = "moorage") -> None:
         self._client = client
         self._batcher = Batcher(client)
+        self.meter = ScriptMeter()
         self._subscriber = subscriber
         self._prefix = prefix
         self._shas = {name: hashlib.sha1(scripts.source(name).encode()).hexdigest() for name in scripts.names()}
@@ -98,6 +101,7 @@ class RedisStore(RedisPrefixes):
     async def _run(self, name: str, pool: str, *args: Any) -> Any:
         """Runs a script on a pool. The script cache is volatile: it is filled again whenever it is found empty."""
         prefix, pool_key = self._names(pool)
+        started = perf_counter()
         try:
             try:
                 return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
@@ -105,11 +109,15 @@ class RedisStore(RedisPrefixes):
                 await self._client.script_load(scripts.source(name))
                 return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
         except (*_AWAY, OSError) as error:
+            self.meter.failed(error)
             raise _unavailable(error) from error
         except exceptions.ResponseError as error:
+            self.meter.failed(error)
             if str(error).startswith(_NOT_NOW):
                 raise _unavailable(error) from error
             raise
+        finally:
+            self.meter.took(name, perf_counter() - started)
 
     async def _touch(self, pool: str) -> None:
         """Remembers that the pool exists, once per process, for the controllers."""

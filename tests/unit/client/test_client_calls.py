@@ -80,6 +80,24 @@ def test_the_service_config_retries_unavailable_four_times_with_the_same_request
     assert len({request.request_id for request in fake.calls["Admit"]}) == 1
 
 
+def test_a_call_that_meets_a_server_as_it_ends_is_made_again(fake: FakeScheduler, target: str) -> None:
+    fake.fail_next("Admit", 1, grpc.StatusCode.CANCELLED)
+    with Client(target) as client:
+        assert client.admit("s").decision == Decision.DECISION_PLACE
+    assert len({request.request_id for request in fake.calls["Admit"]}) == 1
+    assert len(fake.calls["Admit"]) == 2
+
+
+def test_a_restarted_server_is_found_while_retries_last() -> None:
+    options = dict(channel_options())
+    policy = json.loads(service_config())["methodConfig"][0]["retryPolicy"]
+    tries, first = policy["maxAttempts"] - 1, float(policy["initialBackoff"].removesuffix("s"))
+    patience_ms = 1000 * sum(first * policy["backoffMultiplier"] ** n for n in range(tries))
+    # 20 % of jitter on both sides.
+    assert 1.2 * options["grpc.max_reconnect_backoff_ms"] < 0.8 * patience_ms
+    assert options["grpc.dns_min_time_between_resolutions_ms"] < 0.8 * patience_ms
+
+
 async def test_asyncio_retries_by_the_same_service_config(fake: FakeScheduler, target: str) -> None:
     fake.fail_next("Admit", 2, grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
     async with AsyncClient(target) as client:
@@ -102,7 +120,7 @@ def test_the_service_config_is_what_other_languages_can_use() -> None:
     (method_config,) = config["methodConfig"]
     services = {name["service"].rpartition(".")[2] for name in method_config["name"]}
     assert services == {"SchedulerService", "InspectorService", "OperatorService"}
-    assert method_config["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
+    assert method_config["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "CANCELLED"]
     assert method_config["retryPolicy"]["maxAttempts"] == 5
 
 

@@ -14,6 +14,7 @@ from moorage.cli.collect import sglang, vllm
 from tests.integration.processes import Server, environment, eventually
 from tests.unit.helm.chart import NAME, NAMESPACE, Helm, Manifest
 
+ENGINE = 'collector.engines={"v":{"engine":"vllm","urls":["http://h:8000"]}}'
 FAR, NEAR, SGLANG = (f"{NAME}-collector-{name}" for name in ("vllm", "vllm-here", "sglang"))
 
 
@@ -124,3 +125,21 @@ def test_the_test_pod_tells_a_server_from_none(helm: Helm, tmp_path: Path, reach
         server.end()
     assert (done.returncode == 0) is reachable, done.stdout + done.stderr
     assert ("session/test-pod released" in done.stdout) is reachable
+
+
+def test_a_server_that_asks_nobody_who_he_is_was_told_so(helm: Helm) -> None:
+    assert helm.render("default").config()["insecure_listen"] is True
+    assert "insecure_listen" not in helm.render("tls").config()
+    token = ("auth.existingSecret=tokens", "client.tokenSecret=token")
+    assert "insecure_listen" not in helm.render("collector", *token).config()
+
+
+def test_a_token_goes_in_plain_text_only_where_there_is_no_tls(helm: Helm) -> None:
+    def variables(scenario: str) -> set[str]:
+        rendered = helm.render(scenario, "auth.existingSecret=tokens", "client.tokenSecret=token", ENGINE)
+        (deployment,) = (d for d in rendered.of("Deployment") if d["metadata"]["name"].endswith("-v"))
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        return {variable["name"] for variable in container["env"]}
+
+    assert "MOORAGE_PLAINTEXT_TOKEN" in variables("default")
+    assert "MOORAGE_PLAINTEXT_TOKEN" not in variables("tls")

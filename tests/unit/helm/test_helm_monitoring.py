@@ -11,29 +11,30 @@ import promql_parser
 import pytest
 
 from tests.unit.helm.chart import MONITORING, NAME, NAMESPACE, Helm, selects
+from tests.unit.server.exposed import served
 
 #: The server's metrics and their labels.
 METRICS = {
-    "moorage_decisions_total": {"pool", "decision", "reason"},
-    "moorage_decision_seconds_bucket": {"rpc", "le"},
+    "moorage_decisions_total": {"pool", "rpc", "decision", "reason"},
+    "moorage_rpc_seconds_bucket": {"rpc", "code", "le"},
     "moorage_sessions": {"pool", "workload_class", "state"},
     "moorage_hold_age_seconds": {"pool", "workload_class"},
-    "moorage_blocks": {"pool", "instance", "kind"},
-    "moorage_session_cap": {"pool", "instance"},
-    "moorage_pressure": {"pool", "instance"},
-    "moorage_brake": {"pool", "instance"},
+    "moorage_blocks": {"pool", "instance", "dp_rank", "kind"},
+    "moorage_session_cap": {"pool", "instance", "dp_rank"},
+    "moorage_pressure": {"pool", "instance", "dp_rank"},
+    "moorage_brake": {"pool", "instance", "dp_rank"},
     "moorage_continuation_hit_ratio": {"pool", "workload_class"},
     "moorage_mixture_share": {"pool", "workload_class", "kind"},
     "moorage_mixture_deviation_points": {"pool"},
     "moorage_reference_blocks": {"pool", "workload_class"},
     "moorage_residency_seconds": {"pool", "workload_class"},
-    "moorage_instance_freshness": {"pool", "instance", "freshness"},
-    "moorage_instance_age_seconds": {"pool", "instance"},
+    "moorage_instance_freshness": {"pool", "instance", "dp_rank", "freshness"},
+    "moorage_instance_age_seconds": {"pool", "instance", "dp_rank"},
     "moorage_lease_expiries_total": {"pool"},
     "moorage_store_seconds_bucket": {"script", "le"},
-    "moorage_store_errors_total": set(),
+    "moorage_store_errors_total": {"kind"},
     "moorage_epochs_total": {"pool"},
-    "moorage_demand_sessions": {"pool", "workload_class"},
+    "moorage_demand_sessions": {"pool"},
     "up": set(),
 }
 #: What Prometheus adds.
@@ -98,6 +99,11 @@ def test_the_check_of_queries_finds_slips() -> None:
         "nothing below has rpc",
         "moorage_brake has no clas",
     ]
+
+
+def test_the_server_has_these_metrics() -> None:
+    known = served() | {"up": set()}
+    assert {name: known.get(name) for name in METRICS} == METRICS
 
 
 def test_alerts_ask_for_what_is_measured(alerts: list[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ CONTRADICTIONS = {
         "autoscaling.enabled=true",
     ): "autoscaling.enabled is true: redis.mode=emb",
     (EXTERNAL,): "redis.external.url is empty",
+    ("auth.allowAnonymous=false",): "auth.allowAnonymous is false: needs auth.existingSecret or tls.clientCaSecret",
     (EXTERNAL, "redis.external.url=redis://:geheim@h:6379/0"): "redis.external.url: holds a password",
     (EXTERNAL, "redis.external.url=redis://u:a/b@h:6379/0"): "redis.external.url: holds a password",
     (EXTERNAL, "redis.external.url=redis://h:6379/0?password=x"): "redis.external.url: holds a password",

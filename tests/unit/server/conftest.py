@@ -85,7 +85,7 @@ def world() -> Open:
         control = ControlPlane(store, pools or {})
         services = Services(control)
         settings = Settings.model_validate({"listen": "127.0.0.1:0", **changes})
-        server = MoorageServer(settings, services.register, store.ping)
+        server = MoorageServer(settings, services.register, store.ping, meters=control.meters)
         address = server.bind()
         for name in pools or {}:
             # The control plane does this in the background; the tests' first call should not race it.

@@ -95,12 +95,17 @@ def test_every_key_outside_pools_has_a_variable() -> None:
         "MOORAGE_LOG_DECISIONS": "none",
         "MOORAGE_LIMITS_MAX_CONCURRENT_RPCS": "10",
         "MOORAGE_HEALTH_CHECK_TIMEOUT_S": "0.5",
+        "MOORAGE_HEALTH_LISTEN": "127.0.0.1:1",
+        "MOORAGE_METRICS_LISTEN": "127.0.0.1:2",
+        "MOORAGE_TRACING_OTLP_ENDPOINT": "http://h:3",
         "MOORAGE_SHUTDOWN_PRE_STOP_DELAY_S": "5",
     }
     settings = load_settings(None, {}, env)
     assert settings.reflection is False
     assert settings.limits.max_concurrent_rpcs == 10
     assert settings.health.check_timeout_s == 0.5
+    assert (settings.health.listen, settings.metrics.listen) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert settings.tracing.otlp_endpoint == "http://h:3"
     assert settings.shutdown.pre_stop_delay_s == 5.0
     assert settings.redis.key_prefix == "m"
 
@@ -213,6 +218,9 @@ def test_unusable_addresses(listen: str) -> None:
         ("limits.max_message_bytes", [65_536, 4_194_304], [65_535, 4_194_305, "much"]),
         ("limits.max_concurrent_rpcs", [1, 1_000_000], [0, 1_000_001]),
         ("limits.max_connection_age_s", [1, 604_800], [0.99, 604_801, ".nan"]),
+        ("health.listen", ["127.0.0.1:0", "'[::1]:1'", "null"], ["50062", "h", "'::1:5'"]),
+        ("metrics.listen", ["0.0.0.0:9464", "null"], ["h:65536", "':1'"]),
+        ("tracing.otlp_endpoint", ["http://h:4317", "https://h", "null"], ["h:4317", "http://h/v1/traces", "''"]),
         ("health.check_interval_s", [0.05, 60], [0.04, 61, ".inf"]),
         ("health.check_timeout_s", [0.05, 60], [0.04, 61]),
         ("shutdown.pre_stop_delay_s", [0, 300], [-1, 301]),
