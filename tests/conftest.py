@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -20,6 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from moorage_server.store import connect, scripts
 from moorage_server.store.redis_store import RedisStore
+from tests.redis_setups import needs
 
 #: How scripts read the time, and how they read it in tests: from a key, while there is one.
 _CLOCK_LINE = "local now = clock[1] * 1000 + math.floor(clock[2] / 1000)"
@@ -79,18 +79,10 @@ class RedisServer:
             self._process = None
 
 
-def _needs_redis() -> None:
-    if shutil.which("redis-server") is not None:
-        return
-    if os.environ.get("CI"):
-        pytest.fail("redis-server is not installed: the contract must be tested on a real store")
-    pytest.skip("redis-server is not installed")
-
-
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A real Redis, shared by all tests of the session: do not stop it."""
-    _needs_redis()
+    needs("redis-server")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -100,7 +92,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 @pytest.fixture
 def own_redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A real Redis for one test, which may stop it."""
-    _needs_redis()
+    needs("redis-server")
     server = RedisServer(tmp_path)
     server.start()
     yield server

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from moorage_server import limits
 from moorage_server.core import config as core
+from moorage_server.runtime.redaction import mask_url
 
 _POOL = core.PoolConfig()
 _CLASS = core.ClassConfig()
@@ -32,7 +34,34 @@ def _empty_as_nothing(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ValueError("must be HOST:PORT with a port from 0 to 65535")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError("must be HOST:PORT, an IPv6 address in brackets")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """A list as a variable holds it: separated by commas, or YAML."""
+    if not isinstance(value, str):
+        return () if value is None else value
+    text = value.strip()
+    if text.startswith("- ") or (text.startswith("[") and text.endswith("]")):
+        return _yaml(text)
+    return [part.strip() for part in text.split(",")]
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError("must be a list, separated by commas or in YAML") from None
+
+
 Id = Annotated[str, Field(strict=True), BeforeValidator(lambda v: _id(v) if isinstance(v, str) else v)]
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class Section(BaseModel):
@@ -54,8 +83,14 @@ class RedisSettings(Section):
     )
     embedded: bool | None = Field(
         default=None,
-        description="Keep the ledger in this process; it is lost at exit. The default where no url is given.",
+        description="Keep the ledger in this process; it is lost at exit. The default where nothing else is named.",
     )
+    sentinels: Annotated[tuple[Address, ...], BeforeValidator(_listed)] = Field(
+        default=(),
+        description="Sentinels, a list of HOST:PORT. Of the url only user, password, database and TLS count then.",
+    )
+    master_name: str | None = Field(default=None, min_length=1, description="Name of the primary at the sentinels.")
+    cluster: bool = Field(default=False, description="The url is one of the nodes of a Cluster.")
     key_prefix: str = Field(
         default="moorage",
         pattern=r"^[^{}\s]{1,64}$",
@@ -64,9 +99,18 @@ class RedisSettings(Section):
 
     @model_validator(mode="after")
     def _one_store(self) -> RedisSettings:
-        if self.embedded and self.url is not None:
-            raise ValueError("url and embedded exclude each other")
-        if self.embedded is False and self.url is None:
+        for name in ("url", "sentinels", "cluster"):
+            if self.embedded and getattr(self, name):
+                raise ValueError(f"{name} and embedded exclude each other")
+        if self.cluster and self.sentinels:
+            raise ValueError("sentinels and cluster exclude each other: a Cluster fails over by itself")
+        if self.sentinels and self.master_name is None:
+            raise ValueError("master_name is needed with sentinels")
+        if self.master_name is not None and not self.sentinels:
+            raise ValueError("sentinels are needed with master_name")
+        if self.cluster and self.url is None:
+            raise ValueError("url, of one of the nodes, is needed with cluster")
+        if self.embedded is False and self.url is None and not self.sentinels:
             raise ValueError("url is needed where embedded is false")
         return self
 
@@ -227,7 +271,7 @@ class PoolSettings(Section):
 class Settings(Section):
     """A server's configuration."""
 
-    listen: str = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
+    listen: Address = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
     )
@@ -243,25 +287,31 @@ class Settings(Section):
         description="Pools by name; others come into being, with the defaults, when an instance registers.",
     )
 
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-            raise ValueError("must be HOST:PORT with a port from 0 to 65535")
-        if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError("must be HOST:PORT, an IPv6 address in brackets")
-        return value
-
     @property
     def embedded(self) -> bool:
         """Whether the ledger lives in this process: asked for, or nothing else was."""
-        return self.redis.url is None
+        return self.redis.url is None and not self.redis.sentinels
 
     @property
     def redis_url(self) -> str | None:
         """The store's URL, password included: for connecting only."""
         return None if self.redis.url is None else self.redis.url.get_secret_value()
+
+    @property
+    def sentinels(self) -> list[tuple[str, int]]:
+        """Host and port of each sentinel."""
+        split = (address.rpartition(":") for address in self.redis.sentinels)
+        return [(host.strip("[]"), int(port)) for host, _, port in split]
+
+    @property
+    def store(self) -> str:
+        """The store, for people: no password."""
+        if self.embedded:
+            return "embedded"
+        url = mask_url(self.redis_url or "")
+        if self.redis.sentinels:
+            return f"{self.redis.master_name} at sentinels {', '.join(map(mask_url, self.redis.sentinels))}"
+        return f"cluster {url}" if self.redis.cluster else url
 
     @property
     def reflects(self) -> bool:
