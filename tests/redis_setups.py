@@ -125,13 +125,13 @@ class Sentinels:
 
 
 class Cluster:
-    """Three masters that share the slots evenly."""
+    """Masters that share the slots evenly."""
 
     SLOTS = 16_384
 
-    def __init__(self, folder: Path) -> None:
-        ports = _free_ports(6)
-        buses = dict(zip(ports[:3], ports[3:], strict=True))
+    def __init__(self, folder: Path, masters: int = 3) -> None:
+        ports = _free_ports(2 * masters)
+        buses = dict(zip(ports[:masters], ports[masters:], strict=True))
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "3000", "--cluster-port")
         self.nodes = [Node.server(folder / f"node-{port}", port, *options, str(bus)) for port, bus in buses.items()]
         for node in self.nodes:
@@ -145,10 +145,9 @@ class Cluster:
             self.nodes[0].client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, buses[node.port])
         _until(lambda: all(self._complete(node) for node in self.nodes))
 
-    @staticmethod
-    def _complete(node: Node) -> bool:
+    def _complete(self, node: Node) -> bool:
         info: bytes = node.client.execute_command("CLUSTER", "INFO")
-        return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+        return b"cluster_state:ok" in info and b"cluster_known_nodes:%d" % len(self.nodes) in info
 
     @property
     def url(self) -> str:
