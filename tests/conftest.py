@@ -9,6 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -171,9 +172,8 @@ def make_backend(store: FakeServer | str, timeout_s: float = _PATIENCE_S, *, clu
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Cluster of one master, shared by all tests of the session: where the clock is, which all pools share, too."""
     needs("redis-server")
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), masters=1)
-    yield cluster
-    cluster.stop()
+    with closing(Cluster(tmp_path_factory.mktemp("cluster"), masters=1)) as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=["fakeredis", "redis", "cluster"])

@@ -75,6 +75,14 @@ class Node:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE_S)
 
+    def freeze(self) -> None:
+        """Keeps its connections, and answers nobody."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Carries on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Ends it, however it fares."""
         self.client.close()
@@ -118,7 +126,11 @@ class Sentinels:
         addresses = ",".join(sentinel.address for sentinel in self.sentinels)
         return {"MOORAGE_REDIS_SENTINELS": addresses, "MOORAGE_REDIS_MASTER_NAME": MASTER}
 
-    def stop(self) -> None:
+    def primary_port(self) -> int:
+        """Where the sentinels say the primary is."""
+        return int(self.sentinels[0].client.sentinel_get_master_addr_by_name(MASTER)[1])
+
+    def close(self) -> None:
         """Ends all that is left."""
         for node in self.nodes:
             node.stop()
@@ -181,7 +193,7 @@ class Cluster:
             node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         return moved
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ends all nodes."""
         for node in self.nodes:
             node.stop()
