@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import TypeVar
 
-from moorage import AsyncClient, LeaseLost, NotFound, Unavailable
+from moorage import AsyncClient, FailedPrecondition, LeaseLost, NotFound, Unavailable
 from moorage.v1 import scheduler_pb2 as pb
 
 TURNS = 3
@@ -107,7 +107,8 @@ class Load:
                         session, pool=self._pool, lease_token=token, turn=turn, max_wait=_WAIT_S
                     )
                 )
-            except (LeaseLost, NotFound):
+            except (LeaseLost, NotFound, FailedPrecondition):
+                # The last one: held once more, as its admission was lost.
                 self.readmitted += 1
                 self.living[session] = await self._admitted(session)
                 continue
