@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from bench.blocks import extend_hashes
 from bench.routers import Progress, RoutedSession
 from bench.workload import SessionPlan
-from moorage import AsyncClient
+from moorage import AsyncClient, PrefixHasher
 from moorage.messages import AdmitFields
 
 
@@ -28,22 +27,25 @@ class MoorageRouter:
 
     def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
-        hashes: list[int] = []
-        extend_hashes(hashes, plan.prompt, self._block_size)
+        hasher = PrefixHasher(self._block_size)
         fields = AdmitFields(
-            workload_class=plan.workload_class,
+            workload_class=plan.declared_class,
             group_id=f"{self._run_id}/{plan.group_id}",
             group_size=plan.group_size,
             prompt_tokens=len(plan.prompt),
             max_context_tokens=self._max_context,
-            prefix_hashes=hashes,
+            prefix_hashes=hasher.extend(plan.prompt),
         )
-        return _MoorageSession(self._client, f"{self._run_id}/{plan.session_id}", fields)
+        return _MoorageSession(self._client, f"{self._run_id}/{plan.session_id}", fields, hasher, len(plan.prompt))
 
 
 class _MoorageSession:
-    def __init__(self, client: AsyncClient, session_id: str, fields: AdmitFields) -> None:
+    def __init__(
+        self, client: AsyncClient, session_id: str, fields: AdmitFields, hasher: PrefixHasher, hashed: int
+    ) -> None:
         self._session = client.session(session_id, **fields)
+        self._hasher = hasher
+        self._hashed = hashed
 
     async def __aenter__(self) -> Self:
         await self._session.__aenter__()
@@ -55,7 +57,9 @@ class _MoorageSession:
         await self._session.__aexit__(kind, error, trace)
 
     async def place(self, turn: int, prompt: Sequence[int]) -> str:
-        placed = await self._session.place(prompt_tokens=len(prompt))
+        hashes = self._hasher.extend(prompt[self._hashed :])
+        self._hashed = len(prompt)
+        placed = await self._session.place(prompt_tokens=len(prompt), prefix_hashes=hashes)
         return placed.endpoint.rstrip("/")
 
     def report(self, progress: Progress) -> None:

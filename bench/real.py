@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -89,6 +90,21 @@ async def _router(
         return LeastLoadedRouter(engines)
     if options.router == "sticky":
         return StickyRouter(engines, options.cap)
+    return (await moorage(options, engines, workload, stack)).router
+
+
+@dataclass(frozen=True)
+class Moorage:
+    """A control plane at work, and the router that asks it."""
+
+    server: str
+    router: MoorageRouter
+
+
+async def moorage(
+    options: argparse.Namespace, engines: list[str], workload: WorkloadConfig, stack: AsyncExitStack
+) -> Moorage:
+    """Start what the options ask for: server, store, collector; tell it the mixture."""
     logs = Path(tempfile.mkdtemp(prefix="bench-real-"))
     child = None
     server = options.server
@@ -107,7 +123,8 @@ async def _router(
             control_plane.collect(engines, options.pool, server, COLLECT_INTERVAL_S, logs / "collect.log")
         )
     client = await stack.enter_async_context(AsyncClient(server, pool=options.pool))
-    return MoorageRouter(client, max_context=options.max_context, block_size=options.block_size)
+    router = MoorageRouter(client, max_context=options.max_context, block_size=options.block_size)
+    return Moorage(server, router)
 
 
 def name_of(options: Mapping[str, object]) -> str:

@@ -24,7 +24,7 @@ from bench.player import PlayConfig, Player, RunRecord
 from bench.routers import LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
 from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
-from moorage_server.core.config import ClassConfig, PoolConfig
+from moorage_server.core.config import INFER_OFF, INFERENCES, ClassConfig, PoolConfig
 from moorage_server.core.view import Ask
 from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
@@ -91,7 +91,7 @@ class _Session:
         desk, plan = self._router.desk, self._plan
         ask = Ask(
             plan.session_id,
-            plan.workload_class,
+            plan.declared_class,
             group_id=plan.group_id,
             prompt_tokens=len(plan.prompt),
             max_context_tokens=self._router.max_context,
@@ -227,6 +227,9 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=300.0)
     parser.add_argument("--warmup", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--inference", choices=INFERENCES, default=INFER_OFF, help="whose class behaviour may tell")
+    parser.add_argument("--mislabelled", type=float, default=0.0, help="share of sessions that declare a wrong class")
+    parser.add_argument("--unlabelled", type=float, default=0.0, help="share of sessions that declare no class")
     options = parser.parse_args()
     print(report.table_header())
     for router in options.routers:
@@ -238,6 +241,8 @@ def main() -> int:
             options.live,
             options.duration,
             options.seed,
+            WorkloadConfig(mislabelled=options.mislabelled, unlabelled=options.unlabelled),
+            PoolConfig(class_inference=options.inference),
         )
         record = run(case)
         print(report.table_row(router, summarise(record, options.warmup)), flush=True)

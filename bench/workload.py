@@ -104,6 +104,13 @@ class SessionPlan:
     """Token ids of the first prompt, the same in all samples of the group."""
     turns: tuple[Turn, ...]
     seed: int = 0
+    label: str | None = None
+    """The class that the caller declares, empty for none at all; None declares the true one."""
+
+    @property
+    def declared_class(self) -> str:
+        """What the caller says the session is."""
+        return self.workload_class if self.label is None else self.label
 
     def tool_tokens(self, index: int) -> list[int]:
         """Token ids that the tool adds before turn `index`."""
@@ -135,6 +142,10 @@ class WorkloadConfig:
     """Nominal time of a turn apart from its output; with `token_seconds` it turns the tools' share into gaps."""
     token_seconds: float = 0.008
     """Nominal time of one generated token."""
+    mislabelled: float = 0.0
+    """Share of sessions that declare one of the other classes, each as likely."""
+    unlabelled: float = 0.0
+    """Share of sessions that declare no class; together with `mislabelled` at most 1."""
 
     @property
     def scale(self) -> float:
@@ -195,8 +206,24 @@ class Workload:
         else:
             turns = self._turns(shape, rng, len(prompt))
         return SessionPlan(
-            session_id, workload_class, group_id, self.config.group_size, prompt, tuple(turns), self.seed
+            session_id,
+            workload_class,
+            group_id,
+            self.config.group_size,
+            prompt,
+            tuple(turns),
+            self.seed,
+            self._label(workload_class, session_id),
         )
+
+    def _label(self, workload_class: str, session_id: str) -> str | None:
+        """The declared class where it is not the true one. Drawn apart: a wrong label changes nothing else."""
+        rng = Random(f"{self.seed}/{session_id}/label")
+        drawn = rng.random()
+        others = sorted(set(self.target) - {workload_class})
+        if drawn < self.config.mislabelled and others:
+            return rng.choice(others)
+        return "" if self.config.mislabelled <= drawn < self.config.mislabelled + self.config.unlabelled else None
 
     def _prompt(self, workload_class: str, group_id: str, shape: SingleTurnClass | MultiTurnClass) -> tuple[int, ...]:
         rng = Random(f"{self.seed}/{group_id}/prompt")

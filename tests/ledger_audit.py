@@ -17,7 +17,7 @@ from moorage_server.store.parse import text
 Hash = dict[str, str]
 
 #: Cumulative and current counters; none may fall below zero.
-_CLASS_COUNTERS = ("act", "held", "rel", "done", "adm", "blk", "z", "d", "gap", "gapn", "hexp", "hgot")
+_CLASS_COUNTERS = ("act", "held", "rel", "done", "adm", "blk", "z", "d", "gap", "gapn", "hexp", "hgot", "rl", "vt")
 _INSTANCE_COUNTERS = ("ses", "blocks", "shared", "backlog", "ep", "clears")
 
 

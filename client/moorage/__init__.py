@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
     )
+    from moorage.hashes import PrefixHasher, prefix_hashes, text_hashes
     from moorage.session import Session
     from moorage.state import Turn
     from moorage.v1.scheduler_pb2 import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Phase,
         Placement,
         PlaceResponse,
+        PrefixUpdate,
         ReleaseResponse,
         Residency,
         SessionProgress,
@@ -54,8 +56,11 @@ _HOME = {
     "AsyncClient": "moorage.aio",
     "AsyncSession": "moorage.aio_session",
     "Client": "moorage.client",
+    "PrefixHasher": "moorage.hashes",
     "Session": "moorage.session",
     "Turn": "moorage.state",
+    "prefix_hashes": "moorage.hashes",
+    "text_hashes": "moorage.hashes",
     **dict.fromkeys(
         (
             "DeadlineExceeded",
@@ -89,6 +94,7 @@ _HOME = {
             "Phase",
             "PlaceResponse",
             "Placement",
+            "PrefixUpdate",
             "ReleaseResponse",
             "Residency",
             "SessionProgress",
@@ -123,6 +129,8 @@ __all__ = [
     "PlaceResponse",
     "Placement",
     "PoolUnknown",
+    "PrefixHasher",
+    "PrefixUpdate",
     "Rejected",
     "ReleaseResponse",
     "Residency",
@@ -134,6 +142,8 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "prefix_hashes",
+    "text_hashes",
 ]
 
 

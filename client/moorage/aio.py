@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from moorage import aio_session as sessions
 from moorage.aio_session import AsyncSession
 from moorage.channel import ChannelOptions, open_aio_channel, resolve_target
+from moorage.credentials import Proof
 from moorage.errors import MoorageError, from_rpc_error
 from moorage.flows import Call
 from moorage.messages import (
@@ -35,6 +36,7 @@ from moorage.v1.scheduler_pb2 import (
     HeartbeatResponse,
     InstanceSnapshot,
     PlaceResponse,
+    PrefixUpdate,
     ReleaseResponse,
     SessionProgress,
     Usage,
@@ -68,6 +70,12 @@ class AsyncClient:
         *,
         pool: str = "default",
         token: str | None = None,
+        token_file: str | None = None,
+        tls: bool = False,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        plaintext_token: bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float = 5.0,
         on_unavailable: OnUnavailable = "fail",
@@ -76,10 +84,13 @@ class AsyncClient:
         outage_patience: float = 30.0,
         options: ChannelOptions = (),
     ) -> None:
+        target = resolve_target(target)
+        proof = Proof(token, token_file, tls, ca, cert, key, plaintext_token).resolved()
+        credentials = credentials or proof.to_credentials()
         self._settings = ClientSettings(
-            target=resolve_target(target),
+            target=target,
             pool=pool,
-            token=token,
+            token=proof.to_token(target, secure=credentials is not None),
             credentials=credentials,
             timeout=timeout,
             release_timeout=release_timeout,
@@ -250,11 +261,12 @@ class AsyncClient:
         *,
         instances: Iterable[InstanceSnapshot] = (),
         sessions: Iterable[SessionProgress] = (),
+        prefixes: Iterable[PrefixUpdate] = (),
         pool: str | None = None,
         timeout: float | None = None,
     ) -> HeartbeatResponse:
         """Reports snapshots and progress, at most 1,000 items in all. Arguments as `Client.heartbeat`."""
-        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions)
+        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions, prefixes=prefixes)
         response: HeartbeatResponse = await self._call("Heartbeat", request, self._timeout(timeout))
         return response
 

@@ -20,6 +20,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from moorage.credentials import Token
+
 #: Server where neither the caller nor MOORAGE_SERVER names one.
 DEFAULT_TARGET = "127.0.0.1:50061"
 
@@ -64,7 +66,7 @@ def channel_options(overrides: ChannelOptions = ()) -> list[tuple[str, Any]]:
 def open_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None = None,
-    token: str | None = None,
+    token: Token | None = None,
     options: ChannelOptions = (),
 ) -> grpc.Channel:
     """A channel for threads: TLS where `credentials` are given, every call with `token` where there is one."""
@@ -79,7 +81,7 @@ def open_channel(
 def open_aio_channel(
     target: str,
     credentials: grpc.ChannelCredentials | None = None,
-    token: str | None = None,
+    token: Token | None = None,
     options: ChannelOptions = (),
 ) -> grpc.aio.Channel:
     """The same for asyncio; call it inside the loop that will use the channel."""
@@ -104,18 +106,18 @@ class _CallDetails(grpc.ClientCallDetails):
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, token: Token) -> None:
+        self._token = token
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: Any
     ) -> Any:
-        return continuation(_CallDetails(client_call_details, self._header), request)
+        return continuation(_CallDetails(client_call_details, self._token.header()), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: Any
     ) -> Any:
-        return continuation(_CallDetails(client_call_details, self._header), request)
+        return continuation(_CallDetails(client_call_details, self._token.header()), request)
 
 
 def _with_header(details: grpc.aio.ClientCallDetails, header: tuple[str, str]) -> grpc.aio.ClientCallDetails:
@@ -126,8 +128,8 @@ def _with_header(details: grpc.aio.ClientCallDetails, header: tuple[str, str]) -
 
 
 class _AioUnaryBearer(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, token: Token) -> None:
+        self._token = token
 
     async def intercept_unary_unary(
         self,
@@ -135,12 +137,12 @@ class _AioUnaryBearer(grpc.aio.UnaryUnaryClientInterceptor):
         client_call_details: grpc.aio.ClientCallDetails,
         request: Any,
     ) -> Any:
-        return await continuation(_with_header(client_call_details, self._header), request)
+        return await continuation(_with_header(client_call_details, self._token.header()), request)
 
 
 class _AioStreamBearer(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, token: Token) -> None:
+        self._token = token
 
     async def intercept_unary_stream(
         self,
@@ -148,4 +150,4 @@ class _AioStreamBearer(grpc.aio.UnaryStreamClientInterceptor):
         client_call_details: grpc.aio.ClientCallDetails,
         request: Any,
     ) -> Any:
-        return await continuation(_with_header(client_call_details, self._header), request)
+        return await continuation(_with_header(client_call_details, self._token.header()), request)

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from moorage import session as sessions
 from moorage.channel import ChannelOptions, open_channel, resolve_target
+from moorage.credentials import Proof
 from moorage.errors import MoorageError, from_rpc_error
 from moorage.flows import Call
 from moorage.messages import (
@@ -33,6 +34,7 @@ from moorage.v1.scheduler_pb2 import (
     HeartbeatResponse,
     InstanceSnapshot,
     PlaceResponse,
+    PrefixUpdate,
     ReleaseResponse,
     SessionProgress,
     Usage,
@@ -49,8 +51,15 @@ class Client:
         target: HOST:PORT or any gRPC target, such as "dns:///moorage-headless:50061"; None takes MOORAGE_SERVER, else
             127.0.0.1:50061.
         pool: pool of every call that names no other.
-        token: bearer token for every call. Without `credentials` it travels in clear text.
-        credentials: channel credentials, such as `grpc.ssl_channel_credentials()`; None means plain text.
+        token: bearer token for every call; None takes token_file, else MOORAGE_TOKEN or MOORAGE_TOKEN_FILE.
+        token_file: file that holds the token; read again when it changes.
+        tls: use TLS with the CAs that gRPC trusts; implied by ca and cert. Else MOORAGE_TLS.
+        ca: file of CA certificates to trust, PEM; else MOORAGE_CA.
+        cert: file of the client's certificate, PEM; else MOORAGE_CERT. Read once: a new one needs a new client.
+        key: file of its key, PEM; else MOORAGE_KEY.
+        plaintext_token: send the token without TLS beyond loopback too; else MOORAGE_PLAINTEXT_TOKEN. Where neither
+            says so, that raises ValueError.
+        credentials: channel credentials of your own making, instead of tls, ca, cert and key.
         timeout: deadline of a call in seconds, retries included; a waiting call gets its max_wait on top.
         on_unavailable: what sessions do while the control plane is away: "fail" raises Unavailable, "admit" goes on
             without it, at `fallback`.
@@ -72,6 +81,12 @@ class Client:
         *,
         pool: str = "default",
         token: str | None = None,
+        token_file: str | None = None,
+        tls: bool = False,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        plaintext_token: bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float = 5.0,
         on_unavailable: OnUnavailable = "fail",
@@ -80,10 +95,13 @@ class Client:
         outage_patience: float = 30.0,
         options: ChannelOptions = (),
     ) -> None:
+        target = resolve_target(target)
+        proof = Proof(token, token_file, tls, ca, cert, key, plaintext_token).resolved()
+        credentials = credentials or proof.to_credentials()
         self._settings = ClientSettings(
-            target=resolve_target(target),
+            target=target,
             pool=pool,
-            token=token,
+            token=proof.to_token(target, secure=credentials is not None),
             credentials=credentials,
             timeout=timeout,
             release_timeout=release_timeout,
@@ -92,7 +110,7 @@ class Client:
             fallback=fallback,
             options=options,
         )
-        self._channel = open_channel(self._settings.target, credentials, token, options)
+        self._channel = open_channel(target, credentials, self._settings.token, options)
         self._renewer = Renewer(self._perform, timeout)
         self._outages = OutageLog(self._settings.target)
         self._closed = False
@@ -221,7 +239,7 @@ class Client:
             lease_token: token of its lease.
             turn: number of this turn, from 0.
             prompt_tokens: tokens of this turn's whole prompt.
-            prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start.
+            prefix_hashes: one hash per full block of the prompt, see `moorage.prefix_hashes`.
             max_wait: seconds that the call may wait where the session has to move.
             pool: None takes the client's.
             request_id: UUID; a repeat with the same id returns the first final answer. None makes one.
@@ -284,18 +302,20 @@ class Client:
         *,
         instances: Iterable[InstanceSnapshot] = (),
         sessions: Iterable[SessionProgress] = (),
+        prefixes: Iterable[PrefixUpdate] = (),
         pool: str | None = None,
         timeout: float | None = None,
     ) -> HeartbeatResponse:
-        """Reports snapshots and progress, at most 1,000 items in all; renews the leases of the sessions named.
+        """Reports snapshots, progress and prefixes, at most 1,000 items in all; renews the leases of sessions named.
 
         Args:
             instances: snapshots of instances.
             sessions: progress of sessions, with their lease tokens.
+            prefixes: changes of instances' prefix caches, under the hashes of `moorage.prefix_hashes`.
             pool: None takes the client's.
             timeout: seconds; None takes the client's.
         """
-        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions)
+        request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions, prefixes=prefixes)
         response: HeartbeatResponse = self._call("Heartbeat", request, self._timeout(timeout))
         return response
 

@@ -15,6 +15,7 @@ from moorage.v1.scheduler_pb2 import (
     Outcome,
     Phase,
     PlaceRequest,
+    PrefixUpdate,
     ReleaseRequest,
     SessionProgress,
     Usage,
@@ -39,7 +40,8 @@ class AdmitFields(TypedDict, total=False):
         expected_output_tokens: tokens that the session is expected to add in all its turns.
         expected_turns: number of turns expected.
         max_context_tokens: largest context that the session may reach, prompts and outputs.
-        prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start; at most 16,384.
+        prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start, as `prefix_hashes()` makes
+            them; at most 16,384.
         lease_ttl: lease to grant, in seconds, 1 s to 24 h.
         tenant: for limits and labels.
         labels: free labels, at most 64 of at most 256 bytes.
@@ -148,7 +150,11 @@ def release_request(
 
 
 def heartbeat_request(
-    pool: str, *, instances: Iterable[InstanceSnapshot] = (), sessions: Iterable[SessionProgress] = ()
+    pool: str,
+    *,
+    instances: Iterable[InstanceSnapshot] = (),
+    sessions: Iterable[SessionProgress] = (),
+    prefixes: Iterable[PrefixUpdate] = (),
 ) -> HeartbeatRequest:
     """A Heartbeat."""
-    return HeartbeatRequest(pool=pool, instances=instances, sessions=sessions)
+    return HeartbeatRequest(pool=pool, instances=instances, sessions=sessions, prefixes=prefixes)

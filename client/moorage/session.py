@@ -72,7 +72,7 @@ class Session(SessionHandle):
 
         Args:
             prompt_tokens: tokens of this turn's whole prompt.
-            prefix_hashes: one 64-bit hash per full block of the prompt, chained from its start.
+            prefix_hashes: one hash per full block of the prompt, see `moorage.prefix_hashes`.
             max_wait: seconds that one call may wait for a new home; None takes the session's.
             wait_timeout: seconds to wait for a new home in all; None takes the session's.
 

@@ -9,6 +9,7 @@ from typing import get_args
 import grpc
 
 from moorage.channel import ChannelOptions
+from moorage.credentials import Token
 from moorage.errors import Unavailable
 from moorage.messages import AdmitFields
 from moorage.state import Fallback, OnUnavailable, SessionOptions
@@ -25,7 +26,7 @@ class ClientSettings:
 
     target: str
     pool: str
-    token: str | None = field(repr=False)
+    token: Token | None
     credentials: grpc.ChannelCredentials | None = field(repr=False)
     timeout: float
     release_timeout: float

@@ -14,6 +14,13 @@ LEASE_STALE = "LEASE_STALE"
 WRONG_STATE = "WRONG_STATE"
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 NOT_SUPPORTED = "NOT_SUPPORTED"
+CREDENTIAL_MISSING = "CREDENTIAL_MISSING"
+CREDENTIAL_INVALID = "CREDENTIAL_INVALID"
+ROLE_MISSING = "ROLE_MISSING"
+POOL_FORBIDDEN = "POOL_FORBIDDEN"
+CLASS_FORBIDDEN = "CLASS_FORBIDDEN"
+TENANT_FORBIDDEN = "TENANT_FORBIDDEN"
+RATE_LIMITED = "RATE_LIMITED"
 INTERNAL = "INTERNAL"
 
 #: Characters of a refused value that an error repeats.
@@ -27,7 +34,12 @@ def shorten(value: object, characters: int = VALUE_CHARACTERS) -> str:
 
 
 class MoorageFailure(Exception):
-    """A call that can not be answered. ``reason`` is stable and machine-readable, as is each key of ``metadata``."""
+    """A call that can not be answered. ``reason`` is stable and machine-readable, as is each key of ``metadata``.
+
+    ``retry_after_s``: seconds after which a retry has a chance, where one has.
+    """
+
+    retry_after_s: float | None = None
 
     def __init__(self, reason: str, message: str, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -133,7 +145,7 @@ class WrongState(MoorageFailure):
 
 
 class StoreUnavailable(MoorageFailure):
-    """The store does not answer. ``retry_after_s``: seconds after which a retry has a chance."""
+    """The store does not answer."""
 
     def __init__(self, retry_after_s: float = 1.0, message: str = "the store is unreachable") -> None:
         super().__init__(STORE_UNAVAILABLE, message, {"retry_after_s": f"{retry_after_s:g}"})
@@ -145,3 +157,23 @@ class NotSupported(MoorageFailure):
 
     def __init__(self, method: str) -> None:
         super().__init__(NOT_SUPPORTED, f"{method} is not supported by this server", {"method": method})
+
+
+class Unauthenticated(MoorageFailure):
+    """Nobody knows who calls. A credential is never repeated."""
+
+
+class Forbidden(MoorageFailure):
+    """The credential does not allow the call."""
+
+
+class RateLimited(MoorageFailure):
+    """The caller is faster than its credential allows."""
+
+    def __init__(self, caller: str, calls_per_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            RATE_LIMITED,
+            f"{caller!r} may make {calls_per_s:g} calls per second at each server",
+            {"caller": caller, "calls_per_s": f"{calls_per_s:g}", "retry_after_s": f"{retry_after_s:.3f}"},
+        )
+        self.retry_after_s = retry_after_s

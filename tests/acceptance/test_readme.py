@@ -19,6 +19,9 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from moorage.v1 import inspector_pb2 as ipb
+from moorage_server.api.callers import Rate
+from moorage_server.runtime.credentials import read_callers
+from moorage_server.runtime.security_settings import AuthSettings
 from moorage_server.runtime.settings_sources import environment_variables, load_settings
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines, ReplayedEngine
@@ -70,7 +73,7 @@ def _bash(block: str, server: Server) -> str:
 
 
 def test_the_blocks_are_there() -> None:
-    assert set(BLOCKS) == {"make", "serve", "python", "grpcurl", "observe", "cli", "yaml", "measured"}
+    assert set(BLOCKS) == {"make", "serve", "python", "grpcurl", "observe", "cli", "yaml", "tokens", "measured"}
 
 
 @pytest.mark.parametrize("block", ["make", "measured"])
@@ -190,9 +193,20 @@ def test_the_configuration_block(tmp_path: Path) -> None:
     assert settings.pool_configs()["default"].class_in_force("math") == "rlvr"
 
 
+def test_the_tokens_block(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text(BLOCKS["tokens"])
+    callers = read_callers(AuthSettings(tokens_file=str(file)))
+    assert len(callers) == 3
+    team = callers.holding("at-least-16-characters")
+    assert team is not None
+    assert (team.roles, team.classes, team.rate) == ({"router"}, {"rlvr"}, Rate(200, 400))
+
+
 def test_variables_and_links_exist() -> None:
     variables = set(re.findall(r"`(MOORAGE_[A-Z_]+)`", README))
-    known = {*environment_variables(), "MOORAGE_SERVER", "MOORAGE_POOL", "MOORAGE_POOLS"}
+    clients = {"MOORAGE_SERVER", "MOORAGE_POOL"} | {f"MOORAGE_{name}" for name in ("TOKEN_FILE", "CA", "CERT", "KEY")}
+    known = {*environment_variables(), *clients, "MOORAGE_POOLS"}
     assert variables
     assert variables <= known
     links = re.findall(r"\]\(([^)#]+)\)", README)

@@ -208,7 +208,7 @@ async def test_a_home_that_is_paused_holds_its_sessions_and_keeps_them(steps: St
     await steps.snapshot(state=state)
     await steps.backend.clock.advance(5_000)
     rid = request()
-    assert await steps.place("s", first.token, rid=rid) == HomeWaits(state)
+    assert await steps.place("s", first.token, rid=rid) == HomeWaits(state, "a")
     assert (await steps.books()).leases["s"] == NOON + 25_000
     await steps.snapshot(state="SERVING")
     turn = await steps.place("s", first.token, rid=rid)

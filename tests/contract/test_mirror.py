@@ -50,6 +50,18 @@ def test_a_move_is_no_growth() -> None:
     assert mirror.take().grown == {"a": 20.0}
 
 
+def test_a_session_of_another_class_takes_along_what_it_gained() -> None:
+    mirror = Mirror()
+    mirror.apply([Change("s", _now(180), None), Change("t", _now(150), None)])
+    mirror.apply([Change("s", {**_now(200), "class": "b"}, None)])
+    assert mirror.rows["s"].workload_class == "b"
+    assert mirror.take().grown == {"a": 50.0, "b": 100.0}
+    mirror.apply([Change("s", None, {**_ended(230), "class": "a"})])
+    happened = mirror.take()
+    assert happened.grown == {"a": 130.0, "b": -100.0}
+    assert happened.ended == [Ended("a", "COMPLETED", 100.0, 230.0, declared=300.0)]
+
+
 def test_a_session_that_ends_without_a_home_ends_as_what_it_was() -> None:
     mirror = Mirror()
     mirror.apply([Change("s", _now(180), None)])

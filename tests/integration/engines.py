@@ -82,13 +82,18 @@ class ReplayedEngine:
         [file] = RECORDINGS.glob(f"{name}_*.txt")
         self.page = file.read_bytes()
 
+    def fall_silent(self) -> None:
+        """Keeps its port, and answers nobody."""
+        self._server.shutdown()
+
     def leave(self) -> None:
-        """Stops answering."""
+        """Nobody listens at its port any more."""
         self._server.shutdown()
         self._server.server_close()
 
     def come_back(self) -> None:
         """Answers again, at the same address."""
+        self._server.server_close()
         self._server = self._listen(self.port)
 
     def _listen(self, port: int) -> ThreadingHTTPServer:

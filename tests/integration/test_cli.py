@@ -123,7 +123,7 @@ def test_explain_says_why_and_until_when(crowded: Operator) -> None:
 
 
 def test_describe(crowded: Operator) -> None:
-    assert "Sessions:                2 active, 1 held" in crowded("describe", "pool")
+    assert "Sessions:   2 active, 1 held" in crowded("describe", "pool")
     assert "Sessions:         1 of cap 1" in crowded("describe", "instance", "engine-0")
     assert "Phase:" in crowded("describe", "session", "a")
     assert "Target share:           18.2%" in crowded("describe", "class", "rlhf")

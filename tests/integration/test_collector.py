@@ -106,7 +106,7 @@ def test_a_session_sleeps_with_its_engine_and_moves_when_it_restarts(collected: 
 
 def test_a_silent_engine_goes_stale_then_gone_and_returns(collected: Collected) -> None:
     collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_FRESH)
-    collected.engine.leave()
+    collected.engine.fall_silent()
     collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_STALE)
     collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_GONE)
     # A decision may rest on a view of a quarter of a second ago.
@@ -120,12 +120,13 @@ def test_a_silent_engine_goes_stale_then_gone_and_returns(collected: Collected) 
 def test_it_says_what_it_finds_and_ends_in_good_order(collected: Collected) -> None:
     collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_FRESH)
     collected.engine.leave()
-    collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_STALE)
+    gone = collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_GONE)
+    assert gone.snapshot.state == pb.INSTANCE_STATE_STOPPED, "it is not waited for: nobody listens there"
     collected.engine.come_back()
     collected.becomes(lambda i: i.freshness == ipb.FRESHNESS_FRESH)
     collected.process.terminate()
     _, log = collected.process.communicate(timeout=PATIENCE_S)
     assert collected.process.returncode == 0
-    for event in ("collector_started engines=1", "state=reachable", "state=unreachable", "collector_stopped"):
+    for event in ("collector_started engines=1", "state=reachable", "state=unreachable", "engine_stopped", "collector_stopped"):
         assert event in log
     assert "Traceback" not in log

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from moorage_server.core.admission import Candidate
 from moorage_server.core.config import PoolConfig
+from moorage_server.core.labels import Inferred
 from moorage_server.core.view import Ask
 from moorage_server.errors import InvalidField, LeaseStale, SessionUnknown, WrongState
 from moorage_server.runtime.mirror import Mirror
@@ -29,6 +30,7 @@ from moorage_server.store.base import (
     OnHold,
     Placed,
     Refused,
+    Relabel,
     Request,
     Resumed,
 )
@@ -281,6 +283,32 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             assert renewed.status == ("UNKNOWN" if not alive else "OK" if in_force else "STALE")
 
+    @rule(
+        server=which_server,
+        chosen=st.lists(st.tuples(session_ids, st.sampled_from([*CLASSES, "c", ""])), max_size=4),
+        over=st.integers(0, 2),
+        contradicted=st.booleans(),
+    )
+    def relabel(self, server: int, chosen: list[tuple[str, str]], over: int, contradicted: bool) -> None:
+        """The holder finds that sessions are of another class, some of them twice over."""
+        steps = self.servers[server]
+        self.run(steps.tick())
+        was = {sid: self.field(sid, "class") or "a" for sid, _ in chosen}
+        admitted = {sid for sid, _ in chosen if self.field(sid, "admitted")}
+        found = [
+            Relabel(sid, was[sid], to, Inferred(to or "b", 0.9), contradicted, 1_000, 3_000, 12_000)
+            for sid, to in chosen
+        ]
+        changed = self.run(steps.store.relabel(steps.pool, "me", found, over))
+        assert changed is not None
+        for item, moved in zip(found, changed, strict=True):
+            if moved:
+                assert item.was != item.to != ""
+                assert self.field(item.session_id, "st") in ("live", "held")
+                if item.session_id in admitted:
+                    self.admissions.subtract([item.was])
+                    self.admissions.update([item.to])
+
     @rule(server=which_server, waiting=st.lists(session_ids, max_size=4, unique=True))
     def keep(self, server: int, waiting: list[str]) -> None:
         steps = self.servers[server]
@@ -323,10 +351,11 @@ class LedgerMachine(RuleBasedStateMachine):
         live = {sid for sid in SESSIONS if self.field(sid, "st") == "live"}
         assert set(self.mirror.rows) == live
         assert all(h.tokens >= 0 for h in self.mirror.rows.values())
+        assert all(h.workload_class == self.field(sid, "class") for sid, h in self.mirror.rows.items())
         updates = [InstanceUpdate(key, i.incarnation, i.added, (1, 2), {}) for key, i in view.instances.items()]
         self.run(steps.store.publish(steps.pool, "me", "", "", True, updates))
 
     @invariant()
     def admissions_are_counted_once(self) -> None:
-        for name in CLASSES:
+        for name in [*CLASSES, "c"]:
             assert self.counter("classes", f"adm:{name}") == self.admissions[name]

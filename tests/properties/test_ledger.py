@@ -34,8 +34,21 @@ def _random_step(machine: LedgerMachine, rng: random.Random) -> None:
     """One step of a long history, the common ones more often than the rare."""
     sid, instance, server = rng.choice(SESSIONS), rng.choice(INSTANCES), rng.randrange(2)
     kind = rng.choices(
-        ["admit", "place", "progress", "release", "time", "snapshot", "look", "keep", "withdraw", "reap", "rare"],
-        [34, 10, 8, 22, 14, 3, 4, 3, 3, 4, 2],
+        [
+            "admit",
+            "place",
+            "progress",
+            "release",
+            "time",
+            "snapshot",
+            "look",
+            "keep",
+            "withdraw",
+            "reap",
+            "relabel",
+            "rare",
+        ],
+        [34, 10, 8, 22, 14, 3, 4, 3, 3, 4, 6, 2],
     )[0]
     if kind in ("place", "progress", "release"):
         alive = [s for s in SESSIONS if machine.field(s, "st") == "live"]
@@ -63,6 +76,9 @@ def _random_step(machine: LedgerMachine, rng: random.Random) -> None:
         machine.keep(server, rng.sample(SESSIONS, 3))
     elif kind == "withdraw":
         machine.withdraw(server, sid)
+    elif kind == "relabel":
+        chosen = [(s, rng.choice([*CLASSES, "c", ""])) for s in rng.sample(SESSIONS, 3)]
+        machine.relabel(server, chosen, rng.randrange(2), rng.random() < 0.5)
     elif kind == "reap":
         machine.reap(server, rng.randint(1, 20))
     elif rng.random() < 0.5:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     import grpc
     from google.protobuf.message import Message
 
+    from moorage.credentials import Token
     from moorage.v1.inspector_pb2 import (
         ListClassesResponse,
         ListInstancesResponse,
@@ -43,11 +43,12 @@ _Paged = TypeVar("_Paged", "ListInstancesResponse", "ListClassesResponse", "List
 class Api:
     """The three services of one server, for one pool. Not for use by several threads."""
 
-    def __init__(self, channel: grpc.Channel, settings: Settings) -> None:
+    def __init__(self, channel: grpc.Channel, settings: Settings, token: Token | None = None) -> None:
         from moorage.v1 import inspector_pb2_grpc, operator_pb2_grpc, scheduler_pb2_grpc
 
         self.channel = channel
         self.settings = settings
+        self._token = token
         self.pool = settings.pool
         self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.inspector = inspector_pb2_grpc.InspectorServiceStub(channel)
@@ -102,8 +103,7 @@ class Api:
         return _all_pages(fetch, lambda answer: len(answer.sessions), ListSessionsResponse(), limit)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        token = self.settings.token
-        return (("authorization", f"Bearer {token}"),) if token else ()
+        return () if self._token is None else (self._token.header(),)
 
 
 def _all_pages(
@@ -124,22 +124,15 @@ def connect(settings: Settings) -> Iterator[Api]:
     """Open a channel to the server of the settings; nothing is sent before the first call."""
     import grpc
 
-    credentials = _credentials(settings)
+    proof = settings.proof()
+    try:
+        credentials = proof.to_credentials()
+        token = proof.to_token(settings.server, secure=credentials is not None)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     if credentials is None:
         channel = grpc.insecure_channel(settings.server, options=_OPTIONS)
     else:
         channel = grpc.secure_channel(settings.server, credentials, options=_OPTIONS)
     with channel:
-        yield Api(channel, settings)
-
-
-def _credentials(settings: Settings) -> grpc.ChannelCredentials | None:
-    """TLS as asked for; None means plain text."""
-    import grpc
-
-    if (settings.cert is None) != (settings.key is None):
-        raise click.UsageError("--cert and --key go together")
-    if not (settings.tls or settings.ca or settings.cert):
-        return None
-    ca, key, cert = (Path(path).read_bytes() if path else None for path in (settings.ca, settings.key, settings.cert))
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+        yield Api(channel, settings, token)

@@ -27,6 +27,7 @@ class _Engines(TypedDict):
     kube_port: int | None
     discovery_interval: float
     interval: float | None
+    kv_events: tuple[str, ...]
 
 
 def _engine_options(port: int) -> Callable[[_Command], _Command]:
@@ -52,6 +53,13 @@ def _engine_options(port: int) -> Callable[[_Command], _Command]:
         ),
         click.option(
             "--interval", type=options.duration, help="Time between two readings [default: as the server says]."
+        ),
+        click.option(
+            "--kv-events",
+            multiple=True,
+            metavar="NAME=tcp://HOST:PORT[,tcp://HOST:PORT]",
+            help="Where an instance publishes KV events, and replays them; NAME=off or off: do not listen; repeat "
+            "[default: as the engine says].",
         ),
     )
 
@@ -97,8 +105,6 @@ def _collect(engine: str, settings: options.Settings, engines: _Engines) -> None
     import asyncio
     import logging
 
-    if settings.tls or settings.ca or settings.cert:
-        raise click.UsageError("the collector calls the server in plain text: leave the TLS options out")
     try:
         from moorage.collect.runner import CollectorSettings
     except ModuleNotFoundError as error:
@@ -115,13 +121,14 @@ def _collect(engine: str, settings: options.Settings, engines: _Engines) -> None
             server=settings.server,
             interval=engines["interval"],
             timeout=settings.timeout if "timeout" in settings.given else None,
-            token=settings.token,
+            proof=settings.proof(),
             engine=engine,
             dns=engines["dns"],
             kube_selector=engines["kube_selector"],
             kube_namespace=engines["kube_namespace"],
             kube_port=engines["kube_port"],
             discovery_interval=engines["discovery_interval"],
+            kv_events=engines["kv_events"],
         )
         asyncio.run(_until_terminated(collector))
     except ValueError as error:

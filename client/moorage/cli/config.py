@@ -59,6 +59,10 @@ def config(ctx: click.Context, output: str) -> None:
     help="Whether new sessions keep away from an instance while weights are loaded into it.",
 )
 @click.option("--weight-update-timeout", type=options.duration, help="Time after which an update is over by itself.")
+@click.option(
+    "--class-inference", type=click.Choice(["off", "unlabelled", "all"], case_sensitive=False),
+    help="Whose class may be told from behaviour.",
+)  # fmt: skip
 @click.option("--unset", multiple=True, metavar="FIELD", help="Back to the default, such as max-policy-lag; repeat.")
 @_FORMATS
 @click.pass_obj
@@ -66,7 +70,7 @@ def set_(
     settings: options.Settings, /, file: IO[bytes] | None, unset: tuple[str, ...], output: str, **fields: Any
 ) -> None:
     """Set fields of the configuration; those not named stay as they are."""
-    from moorage.v1.operator_pb2 import Mode, PoolConfig
+    from moorage.v1.operator_pb2 import ClassInference, Mode, PoolConfig
 
     new = read_body(file, PoolConfig())
     given = [name for name, value in fields.items() if value is not None]
@@ -75,10 +79,12 @@ def set_(
         raise click.UsageError("-f replaces the whole configuration: leave the field out there instead of --unset")
     if file is None and not paths:
         raise click.UsageError("nothing to set: name a field, such as --policy misa-t")
-    mode = fields.pop("mode")
+    mode, inference = fields.pop("mode"), fields.pop("class_inference")
     fill(new, **fields)
     if mode is not None:
         new.mode = Mode.Value(f"MODE_{mode.upper()}")
+    if inference is not None:
+        new.class_inference = ClassInference.Value(f"CLASS_INFERENCE_{inference.upper()}")
     with connect(settings) as api:
         answer = _configure(api, new, [] if file is not None else paths)
     emit(answer, output, lambda: [_line(settings.pool, ["whole"] if file is not None else paths)])

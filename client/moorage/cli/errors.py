@@ -27,8 +27,8 @@ _HINT_BY_REASON = {
 _HINT_BY_STATUS = {
     "UNAVAILABLE": "is `moorage serve` running at {server}? Name the server with --server or MOORAGE_SERVER",
     "DEADLINE_EXCEEDED": "allow more time with --timeout",
-    "UNAUTHENTICATED": "give a token with MOORAGE_TOKEN or --token",
-    "PERMISSION_DENIED": "the token does not allow this call",
+    "UNAUTHENTICATED": "give a token with MOORAGE_TOKEN, --token or --token-file, or a certificate with --cert",
+    "PERMISSION_DENIED": "the credential does not allow this call",
     "UNIMPLEMENTED": "the server at {server} is not moorage, or another version",
     "OUT_OF_RANGE": "events that old are gone: start over with --since-start",
 }

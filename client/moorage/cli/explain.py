@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moorage.cli import holds, options, show_session
+from moorage.cli import holds, options, show_label, show_session
 from moorage.cli.cells import cell, clock_time, enum_name, since
 from moorage.cli.channel import connect
 from moorage.cli.emit import emit
@@ -51,13 +51,20 @@ def explanation(answer: GetSessionResponse, now: datetime) -> Iterator[str]:
     if hold is not None and phase in ("HELD", "<unknown>"):
         yield f"{name} (class {cell(session.workload_class)}) is held: {holds.reason(hold)}"
         yield from indented(show_session.hold_lines(hold, now))
+        yield from _label(session)
     else:
         yield f"{name} (class {cell(session.workload_class)}) {_PHASES.get(phase, f'is in phase {phase}')}"
         yield from indented(_home(session, now))
+        yield from _label(session)
         if hold is not None:
             yield f"  in mode ENFORCE it would be held: {holds.hold_pairs(hold)}"
     yield "history:"
     yield from indented(show_session.history(answer.history))
+
+
+def _label(session: Session) -> Iterator[str]:
+    if text := show_label.label(session):
+        yield f"  {text}"
 
 
 def _home(session: Session, now: datetime) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from moorage.cli import show_instance
+from moorage.cli import show_instance, show_label
 from moorage.cli.cells import NONE, UNKNOWN, cell, duration, enum_name, optional, pairs, percent, printable
 from moorage.cli.holds import REASONS, reason
 from moorage.cli.show_pool import deviation, mode
@@ -63,6 +63,8 @@ def render(
         ("Mixture?", _mixture(pool)),
         ("Load", _load(pool)),
     ]
+    if show_label.suspicious(pool):
+        headline.append(("Labels", show_label.totals(pool)))
     lines = [_title(pool, now)]
     for label, answer in headline:
         lines += textwrap.wrap(

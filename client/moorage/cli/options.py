@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from moorage.credentials import Proof
 
 DEFAULT_SERVER = "127.0.0.1:50061"
 DEFAULT_POOL = "default"
@@ -31,11 +34,28 @@ class Settings:
     pool: str = DEFAULT_POOL
     timeout: float = DEFAULT_TIMEOUT
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    plaintext_token: bool = False
     tls: bool = False
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
     given: set[str] = field(default_factory=set)
+
+    def proof(self) -> Proof:
+        """What to prove oneself with. A flag goes over the environment, also where the two are of different kinds."""
+        from moorage.credentials import Proof
+
+        token, token_file = self.token, self.token_file
+        if token is not None and token_file is not None and not {"token", "token_file"} <= self.given:
+            token, token_file = (None, token_file) if "token_file" in self.given else (token, None)
+        if (self.cert is None) != (self.key is None):
+            raise click.UsageError("--cert and --key go together")
+        proof = Proof(token, token_file, self.tls, self.ca, self.cert, self.key, self.plaintext_token)
+        try:
+            return proof.resolved({})
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
 
 
 def duration(value: str | float) -> float:
@@ -81,10 +101,24 @@ def _global_options(root: bool) -> list[click.Parameter]:
         ),
         option("--timeout", type=duration, help=f"Deadline of one call [default {DEFAULT_TIMEOUT:g}s]."),
         option("--token", env="MOORAGE_TOKEN", metavar="TOKEN", help="Bearer token [env MOORAGE_TOKEN]."),
-        option("--tls", is_flag=True, help="Use TLS; implied by --ca and --cert."),
-        option("--ca", type=file, help="CA certificates to trust, PEM."),
-        option("--cert", type=file, help="Client certificate, PEM (with --key)."),
-        option("--key", type=file, help="Client key, PEM (with --cert)."),
+        option(
+            "--token-file",
+            env="MOORAGE_TOKEN_FILE",
+            type=file,
+            help="File that holds the token, read again when it changes [env MOORAGE_TOKEN_FILE].",
+        ),
+        option(
+            "--plaintext-token",
+            env="MOORAGE_PLAINTEXT_TOKEN",
+            is_flag=True,
+            help="Send the token without TLS to other machines too [env MOORAGE_PLAINTEXT_TOKEN].",
+        ),
+        option("--tls", env="MOORAGE_TLS", is_flag=True, help="Use TLS; implied by --ca and --cert [env MOORAGE_TLS]."),
+        option("--ca", env="MOORAGE_CA", type=file, help="CA certificates to trust, PEM [env MOORAGE_CA]."),
+        option(
+            "--cert", env="MOORAGE_CERT", type=file, help="Client certificate, PEM (with --key) [env MOORAGE_CERT]."
+        ),
+        option("--key", env="MOORAGE_KEY", type=file, help="Client key, PEM (with --cert) [env MOORAGE_KEY]."),
     ]
 
 

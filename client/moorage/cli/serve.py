@@ -22,6 +22,12 @@ from moorage.cli.options import DEFAULT_SERVER
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), help="Least level."
 )
 @click.option("--reflection/--no-reflection", default=None, help="Offer gRPC reflection.")
+@click.option(
+    "--insecure-listen",
+    is_flag=True,
+    default=None,
+    help="Listen beyond loopback without credentials: whoever reaches the server may do everything.",
+)
 @click.pass_context
 def serve(ctx: click.Context, /, config_file: str | None, **flags: Any) -> None:
     """Run the server until SIGTERM or Ctrl-C.

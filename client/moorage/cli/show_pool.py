@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moorage.cli import show_label
 from moorage.cli.cells import NONE, UNKNOWN, cell, enum_name, optional, pairs, percent
 from moorage.cli.emit import to_yaml
 from moorage.cli.tables import indented, labelled, table
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 _HEADERS = (
     "NAME", "MODE", "POLICY", "ACTIVE", "HELD", "CAP", "RESERVED", "USED", "TOTAL", "PRESSURE", "DEVIATION",
 )  # fmt: skip
-_WIDE = ("ACTIVE-BY-CLASS", "HELD-BY-CLASS", "COMPLETED-BY-CLASS", "UNLABELLED", "UNKNOWN-CLASS", "DECISIONS/S")
+_WIDE = (
+    "ACTIVE-BY-CLASS",
+    "HELD-BY-CLASS",
+    "COMPLETED-BY-CLASS",
+    "UNLABELLED",
+    "UNKNOWN-CLASS",
+    "MISLABELLED",
+    "INFERRED",
+    "DECISIONS/S",
+)
 
 
 def mode(pool: GetPoolResponse) -> str:
@@ -40,7 +50,8 @@ def rows(pool: GetPoolResponse, wide: bool) -> list[str]:
     ]  # fmt: skip
     if wide:
         row += [pairs(pool.active_by_class), pairs(pool.held_by_class), pairs(pool.completed_by_class)]
-        row += [str(pool.unlabelled_total), str(pool.unknown_class_total), f"{pool.decisions_per_second:.1f}"]
+        row += [str(pool.unlabelled_total), str(pool.unknown_class_total), str(pool.mislabelled_total)]
+        row += [str(pool.inferred_total), f"{pool.decisions_per_second:.1f}"]
     return table((*_HEADERS, *_WIDE) if wide else _HEADERS, [row])
 
 
@@ -55,8 +66,7 @@ def details(pool: GetPoolResponse) -> list[str]:
         ("Blocks", f"{pool.reserved_blocks} reserved, {used} used, {total} usable"),
         ("Pressure", f"{pool.pressure:.2f}"),
         ("Decisions", f"{pool.decisions_per_second:.1f}/s, {pool.epochs} epochs"),
-        ("No class declared", str(pool.unlabelled_total)),
-        ("Unknown class declared", str(pool.unknown_class_total)),
+        ("Labels", show_label.totals(pool)),
         ("Mixture", UNKNOWN if points is None else f"{points:.1f} points off target"),
     ]
     lines = [*labelled(fields), "Classes:", *indented(_classes(pool))]

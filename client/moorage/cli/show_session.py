@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from moorage.cli import holds
+from moorage.cli import holds, show_label
 from moorage.cli.cells import NONE, cell, clock_time, duration, enum_name, optional, printable, since
 from moorage.cli.tables import indented, labelled, table
 
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from moorage.v1.scheduler_pb2 import Hold
 
 _HEADERS = ("NAME", "CLASS", "PHASE", "INSTANCE", "RESERVED", "CONTEXT", "TURN", "HOLD", "AGE")
-_WIDE = ("GROUP", "DECLARED", "RANK", "INCARNATION", "BLOCK-SECONDS", "LEASE-EXPIRES", "POSITION", "AHEAD")
+_WIDE = (
+    "GROUP",
+    "DECLARED",
+    "BEHAVES-LIKE",
+    "RANK",
+    "INCARNATION",
+    "BLOCK-SECONDS",
+    "LEASE-EXPIRES",
+    "POSITION",
+    "AHEAD",
+)
 
 
 def rows(sessions: Iterable[Session], wide: bool, now: datetime) -> list[str]:
@@ -31,8 +41,8 @@ def rows(sessions: Iterable[Session], wide: bool, now: datetime) -> list[str]:
         ]  # fmt: skip
         if wide:
             row += [
-                cell(session.group_id), cell(session.declared_class), str(session.dp_rank) if homed else NONE,
-                cell(session.incarnation), f"{session.block_seconds:.0f}",
+                cell(session.group_id), cell(session.declared_class), show_label.behaviour(session),
+                str(session.dp_rank) if homed else NONE, cell(session.incarnation), f"{session.block_seconds:.0f}",
                 clock_time(session.lease, "expire_time") if session.HasField("lease") else NONE,
                 str(session.hold.position) if held else NONE, str(session.hold.ahead) if held else NONE,
             ]  # fmt: skip
@@ -58,6 +68,7 @@ def details(answer: GetSessionResponse, now: datetime) -> list[str]:
         [
             ("Name", cell(session.session_id)),
             ("Class", f"{cell(session.workload_class)} (declared: {declared})"),
+            ("Behaves like", show_label.behaviour(session)),
             ("Group", cell(session.group_id)),
             ("Phase", enum_name(session, "phase")),
             ("Home", home if session.instance_id else NONE),

@@ -29,20 +29,20 @@ _SURELY_CONNECTED = 25.0
 
 @click.command(cls=options.Verb)
 @click.option("--since-start", is_flag=True, help="Begin with the oldest event kept [default: from now on].")
-@click.option("--resume", "token", metavar="TOKEN", help="Begin after the event with this resume token.")
+@click.option("--resume", metavar="TOKEN", help="Begin after the event with this resume token.")
 @click.option("--limit", type=click.IntRange(min=1), help="Leave after that many events.")
 @options.output_option("table", "wide", "json")
 @click.pass_obj
-def watch(settings: options.Settings, since_start: bool, token: str | None, limit: int | None, output: str) -> None:
+def watch(settings: options.Settings, since_start: bool, resume: str | None, limit: int | None, output: str) -> None:
     """Print events as they happen, one line each.
 
     A lost connection is opened again after the last event printed; only --timeout without success ends the watch.
     -o json prints one object per line, -o wide adds the resume token.
     """
-    if since_start and token is not None:
+    if since_start and resume is not None:
         raise click.UsageError("--since-start and --resume exclude each other")
     with connect(settings) as api:
-        for event in itertools.islice(follow(api, _START if since_start else token or ""), limit):
+        for event in itertools.islice(follow(api, _START if since_start else resume or ""), limit):
             click.echo(to_json(event, one_line=True) if output == options.JSON else line(event, output == options.WIDE))
 
 

@@ -3,25 +3,30 @@
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import zip_longest
 from typing import TYPE_CHECKING, cast
 
 import grpc
 
 from moorage.collect.logs import line, logger
+from moorage.credentials import Token
 from moorage.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 if TYPE_CHECKING:
     # Exists in the stubs only.
     from moorage.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
-# What the server takes in one call.
+# What the server takes in one call: of 4 MiB some is left for what goes around the items.
 MAX_ITEMS = 1000
+MAX_BYTES = 3 * 1024 * 1024
 RPC_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.5
 # Longer than this and instances would go stale after the server is back.
 MAX_BACKOFF_SECONDS = 5.0
 MAX_PUSHBACK_SECONDS = 60.0
+
+# What a server of before prefix updates says of them.
+UNSAID = scheduler_pb2.PrefixAck(accepted=False, reason="the server does not take prefix updates")
 
 # Nobody there, or nobody in time: one state, whichever of the two it is.
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -30,9 +35,11 @@ NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5000))
 
 
-def open_channel(server: str) -> grpc.aio.Channel:
-    """A plain-text channel to HOST:PORT."""
-    return grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS)
+def open_channel(server: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, in plain text where there are no credentials."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(server, credentials, options=CHANNEL_OPTIONS)
 
 
 @dataclass(slots=True)
@@ -45,31 +52,44 @@ class Beat:
     retry_after: float | None = None
     # Instances that the server does not know and wants to see again.
     reregister: set[str] = field(default_factory=set)
+    # One per prefix update, in order; None for one that may not have arrived.
+    prefixes: list[scheduler_pb2.PrefixAck | None] = field(default_factory=list)
 
 
 class ServerLine:
     """Heartbeats of one pool over `channel`. Changes of state are logged once, not at every beat."""
 
-    def __init__(self, channel: grpc.aio.Channel, pool: str, token: str | None = None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, pool: str, token: Token | None = None) -> None:
         self._stub = cast("SchedulerServiceAsyncStub", scheduler_pb2_grpc.SchedulerServiceStub(channel))
         self._pool = pool
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._state = "unknown"
         self._failures = 0
         self._refusals: dict[tuple[str, int], str] = {}
 
-    async def send(self, snapshots: Sequence[scheduler_pb2.InstanceSnapshot]) -> Beat:
-        """Sends `snapshots`, in as many calls as they need. A failure is an answer: see Beat.retry_after."""
-        beat = Beat()
-        for part in _parts(snapshots):
-            request = scheduler_pb2.HeartbeatRequest(pool=self._pool, instances=part)
+    async def send(
+        self,
+        snapshots: Sequence[scheduler_pb2.InstanceSnapshot],
+        prefixes: Sequence[scheduler_pb2.PrefixUpdate] = (),
+    ) -> Beat:
+        """Sends `snapshots`, then `prefixes`, in as many calls as they need. A failure is an answer: see
+        Beat.retry_after.
+        """
+        beat = Beat(prefixes=[None] * len(prefixes))
+        told = 0
+        for request in _requests(self._pool, snapshots, prefixes):
+            metadata = () if self._token is None else (self._token.header(),)
             try:
-                response = await self._stub.Heartbeat(request, timeout=RPC_SECONDS, metadata=self._metadata)
+                response = await self._stub.Heartbeat(request, timeout=RPC_SECONDS, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 beat.retry_after = self._failed(error)
                 return beat
             self._worked()
             beat.reregister |= self._read_acks(response.instances)
+            for update, ack in zip_longest(request.prefixes, response.prefixes, fillvalue=None):
+                if update is not None:
+                    beat.prefixes[told] = ack or UNSAID
+                    told += 1
             if response.HasField("next_interval"):
                 beat.next_interval = response.next_interval.ToTimedelta().total_seconds()
         return beat
@@ -114,7 +134,22 @@ def _pushback(error: grpc.aio.AioRpcError) -> float:
     return 0.0
 
 
-def _parts(snapshots: Sequence[scheduler_pb2.InstanceSnapshot]) -> Iterator[list[scheduler_pb2.InstanceSnapshot]]:
-    rest = iter(snapshots)
-    while part := list(islice(rest, MAX_ITEMS)):
-        yield part
+def _requests(
+    pool: str,
+    snapshots: Sequence[scheduler_pb2.InstanceSnapshot],
+    prefixes: Sequence[scheduler_pb2.PrefixUpdate],
+) -> Iterator[scheduler_pb2.HeartbeatRequest]:
+    """All of it in order, in requests of bounded size."""
+    request, size = scheduler_pb2.HeartbeatRequest(pool=pool), 0
+    for item in (*snapshots, *prefixes):
+        count, added = len(request.instances) + len(request.prefixes), item.ByteSize()
+        if count and (count == MAX_ITEMS or size + added > MAX_BYTES):
+            yield request
+            request, size = scheduler_pb2.HeartbeatRequest(pool=pool), 0
+        size += added
+        if isinstance(item, scheduler_pb2.PrefixUpdate):
+            request.prefixes.append(item)
+        elif isinstance(item, scheduler_pb2.InstanceSnapshot):
+            request.instances.append(item)
+    if request.instances or request.prefixes:
+        yield request

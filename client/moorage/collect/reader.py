@@ -7,7 +7,11 @@ from moorage.v1.scheduler_pb2 import InstanceSnapshot
 
 
 class EngineUnreachable(Exception):
-    """No answer: refused, reset, or not within the time allowed."""
+    """No answer: refused, reset, or not within the time allowed. `refused`: nobody listens there at all."""
+
+    def __init__(self, message: str, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class EngineUnreadable(Exception):

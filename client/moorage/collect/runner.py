@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -12,12 +12,16 @@ from moorage.collect.dns import DnsDiscovery
 from moorage.collect.fleet import Fleet
 from moorage.collect.heartbeat import ServerLine, open_channel
 from moorage.collect.kubernetes import ClusterAccess, KubernetesDiscovery
+from moorage.collect.kv_follower import CacheFollower
+from moorage.collect.kv_sources import parse_options
+from moorage.collect.kv_subscriber import open_context
 from moorage.collect.logs import line, logger
 from moorage.collect.reader import EngineReader
 from moorage.collect.sglang_reader import SglangReader
 from moorage.collect.targets import Target, resolve_targets
 from moorage.collect.vllm_reader import VllmReader
 from moorage.collect.worker import Board, EngineWorker, Pace
+from moorage.credentials import Proof
 
 # How each engine is read. Another engine is another reader, and a line here and below.
 READERS: Mapping[str, Callable[[Target, httpx.AsyncClient], EngineReader]] = {
@@ -50,6 +54,10 @@ class CollectorSettings:
 
     `interval` and `timeout` are seconds: without an interval the server's `next_interval` is followed (1 s until it is
     known), without a timeout a scrape may take 0.8 intervals.
+
+    `kv_events` holds `NAME=tcp://HOST:PORT[,tcp://HOST:PORT]`, where an instance publishes KV events and replays them
+    (other data-parallel ranks: the ports that follow; host `*`: the engine connects to us), `NAME=off`, or `off`. Other
+    instances are asked where they publish.
     """
 
     urls: Sequence[str] = ()
@@ -57,7 +65,7 @@ class CollectorSettings:
     server: str = "127.0.0.1:50061"
     interval: float | None = None
     timeout: float | None = None
-    token: str | None = None
+    proof: Proof = field(default_factory=Proof)
     names: Mapping[str, str] | None = None
     engine: str = "vllm"
     dns: Sequence[str] = ()
@@ -65,8 +73,10 @@ class CollectorSettings:
     kube_namespace: str | None = None
     kube_port: int | None = None
     discovery_interval: float = 5.0
+    kv_events: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        parse_options(self.kv_events)
         if self.engine not in READERS:
             raise ValueError(f"unknown engine {self.engine!r}: one of {sorted(READERS)}")
         spans = {"interval": self.interval, "timeout": self.timeout, "discovery interval": self.discovery_interval}
@@ -105,25 +115,31 @@ async def run(
     discoveries = [*discoveries_of(settings), *discoveries]
     if not targets and not discoveries:
         raise ValueError("no engine to read: give at least one URL, a DNS name or a Kubernetes label selector")
+    credentials = settings.proof.to_credentials()
+    token = settings.proof.to_token(settings.server, secure=credentials is not None)
     stop = stop or asyncio.Event()
     # Engines are asked directly, whatever proxy the environment names, and a hanging one uses up nobody's connections.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
     async with (
         httpx.AsyncClient(limits=limits, trust_env=False) as http,
-        open_channel(settings.server) as channel,
+        open_channel(settings.server, credentials) as channel,
+        open_context() as zeromq,
         asyncio.TaskGroup() as group,
     ):
         board, pace = Board(), Pace(settings.interval, settings.timeout)
-        read = READERS[settings.engine]
+        read, events = READERS[settings.engine], parse_options(settings.kv_events)
 
         def hire(target: Target) -> EngineWorker:
-            return EngineWorker(target.instance_id, read(target, http), board, pace)
+            caches = None
+            if not events.is_off(target.instance_id):
+                caches = CacheFollower(target, settings.engine, http, zeromq, events)
+            return EngineWorker(target.instance_id, read(target, http), board, pace, caches=caches)
 
         fields = {"engines": len(targets), "discoveries": len(discoveries), "pool": settings.pool}
         logger.info(line("collector_started", **fields, server=settings.server))
         fleet = Fleet([STATIC, *(discovery.name for discovery in discoveries)], hire, group, board)
         fleet.update(STATIC, targets)
-        server = ServerLine(channel, settings.pool, settings.token)
+        server = ServerLine(channel, settings.pool, token)
         tasks = [group.create_task(_beat(server, board, pace, fleet))]
         for discovery in discoveries:
             tasks.append(group.create_task(keep_looking(discovery, fleet, settings.discovery_interval)))
@@ -135,14 +151,19 @@ async def run(
 
 
 async def _beat(server: ServerLine, board: Board, pace: Pace, fleet: Fleet) -> None:
-    """One heartbeat per interval, right after the scrapes, while there is anything new."""
+    """One heartbeat per interval, right after the scrapes, while there is anything to say."""
     clock = asyncio.get_running_loop().time
     while True:
         await board.wait()
         settle = min(SETTLE_SECONDS, pace.interval / 10)
         await asyncio.sleep(settle)
         started = clock()
-        beat = await server.send(board.take())
+        snapshots = board.take()
+        postings = [posting for worker in fleet.workers.values() for posting in worker.postings()]
+        beat = await server.send(snapshots, [update for posting in postings for update in posting.updates])
+        acks = iter(beat.prefixes)
+        for posting in postings:
+            posting.settle([next(acks) for _ in posting.updates])
         pace.suggest(beat.next_interval)
         for instance_id in beat.reregister & fleet.workers.keys():
             fleet.workers[instance_id].look_now()

@@ -36,7 +36,7 @@ class Scraper:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineUnreachable(f"no answer to {path} in {timeout:.2f} s") from error
         except httpx.RequestError as error:
-            raise EngineUnreachable(f"{type(error).__name__} at {path}: {error}") from error
+            raise EngineUnreachable(f"{type(error).__name__} at {path}: {error}", _is_refusal(error)) from error
 
     async def json(self, path: str, timeout: float) -> object:
         """Decoded body of `path`; raises as `text` does."""
@@ -59,3 +59,14 @@ class Scraper:
                 if len(body) > MAX_BODY_BYTES:
                     raise EngineUnreadable(f"{path} is larger than {MAX_BODY_BYTES} bytes")
         return body.decode("utf-8", errors="replace")
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether a connection was refused, somewhere down the causes: each library on the way wraps them anew."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return any(_is_refusal(member) for member in error.exceptions)
+        error = error.__cause__ or error.__context__
+    return False

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from moorage.collect.kv_follower import CacheFollower, Posting
 from moorage.collect.logs import line, logger
 from moorage.collect.reader import EngineReader, EngineUnreachable, EngineUnreadable
-from moorage.v1.scheduler_pb2 import InstanceSnapshot
+from moorage.v1.scheduler_pb2 import INSTANCE_STATE_STOPPED, InstanceSnapshot
 
 
 class Pace:
@@ -32,6 +33,12 @@ class Pace:
             self.interval = min(max(interval, self.BOUNDS[0]), self.BOUNDS[1])
 
 
+# Looks in a row that are refused until the engine counts as stopped: its front may be starting again.
+REFUSALS = 3
+# Times that this is said: the server may be away for a moment.
+REPEATS = 5
+
+
 class Board:
     """The newest snapshots of each engine that have not been sent yet."""
 
@@ -47,6 +54,10 @@ class Board:
     def drop(self, instance_id: str) -> None:
         """The engine does not answer any more: what was not sent is not news."""
         self._fresh.pop(instance_id, None)
+
+    def stir(self) -> None:
+        """There is something to say, if not on the board."""
+        self._arrived.set()
 
     async def wait(self) -> None:
         """Until there may be something to take."""
@@ -72,7 +83,7 @@ class EngineState(Enum):
 
 
 class EngineWorker:
-    """Runs one reader. Whatever goes wrong with its engine stays here."""
+    """Runs one reader, and follows the engine's prefix caches. Whatever goes wrong with its engine stays here."""
 
     def __init__(
         self,
@@ -81,6 +92,7 @@ class EngineWorker:
         board: Board,
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
+        caches: CacheFollower | None = None,
     ) -> None:
         self.state = EngineState.UNKNOWN
         # Looks that failed: since the last good one, and in all.
@@ -91,9 +103,13 @@ class EngineWorker:
         self._board = board
         self._pace = pace
         self._clock = clock
+        self._caches = caches
         self._since = clock()
         self._remarked: set[str] = set()
         self._incarnations: dict[int, str] = {}
+        # As last seen; and looks in a row since then at which nobody listened.
+        self._last: tuple[InstanceSnapshot, ...] = ()
+        self._refusals = 0
         self._wake = asyncio.Event()
 
     def look_now(self) -> None:
@@ -101,8 +117,20 @@ class EngineWorker:
         self._reader.forget_facts()
         self._wake.set()
 
+    def postings(self) -> list[Posting]:
+        """What to tell of the engine's prefix caches, as long as they are heard of: a busy engine may be too slow with
+        its metrics, and its events arrive.
+        """
+        return self._caches.postings() if self._caches else []
+
     async def run(self) -> None:
         """Looks once per interval, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_looking())
+            if self._caches:
+                group.create_task(self._caches.run())
+
+    async def _keep_looking(self) -> None:
         while True:
             started = self._clock()
             await self.look()
@@ -120,15 +148,19 @@ class EngineWorker:
             reading = await self._reader.read(self._pace.timeout)
         except EngineUnreachable as error:
             self._failed(EngineState.UNREACHABLE, error)
+            self._count_refusals(error)
         except EngineUnreadable as error:
             self._failed(EngineState.UNREADABLE, error)
         # A reader that breaks on one engine must not take the others down.
         except Exception as error:
             self._failed(EngineState.UNREADABLE, error, unexpected=True)
         else:
+            if self._caches:
+                self._caches.see(reading.snapshots)
             self._board.put(self._instance_id, reading.snapshots)
             self._enter(EngineState.REACHABLE)
-            self.failures = 0
+            self.failures = self._refusals = 0
+            self._last = reading.snapshots
             self._remark(reading.remarks)
             self._note_incarnations(reading.snapshots)
 
@@ -136,7 +168,21 @@ class EngineWorker:
         self.failures += 1
         self.failures_total += 1
         self._board.drop(self._instance_id)
+        if self._caches:
+            self._board.stir()
         self._enter(state, error if unexpected else None, reason=f"{type(error).__name__}: {error}")
+
+    def _count_refusals(self, error: EngineUnreachable) -> None:
+        """Silence may have many reasons, and the server waits long before it believes it. But where nobody listens
+        any more there is no engine, and its sessions need not wait: it is reported as stopped.
+        """
+        self._refusals = self._refusals + 1 if error.refused else 0
+        if not REFUSALS <= self._refusals < REFUSALS + REPEATS or not self._last:
+            return
+        if self._refusals == REFUSALS:
+            logger.warning(line("engine_stopped", instance=self._instance_id, refusals=self._refusals))
+        later = self._refusals - REFUSALS + 1
+        self._board.put(self._instance_id, tuple(_stopped(snapshot, later) for snapshot in self._last))
 
     def _enter(self, state: EngineState, trace: Exception | None = None, **fields: object) -> None:
         """Logs a change of state, with what it was before and for how long; says nothing while nothing changes."""
@@ -172,3 +218,13 @@ class EngineWorker:
                 event = "engine_started" if known is None else "engine_restarted"
                 fields = {"dp_rank": snapshot.dp_rank, "incarnation": snapshot.incarnation}
                 logger.info(line(event, instance=self._instance_id, **fields))
+
+
+def _stopped(last: InstanceSnapshot, later: int) -> InstanceSnapshot:
+    """The same instance, `later` looks after, as one that is gone."""
+    snapshot = InstanceSnapshot()
+    snapshot.CopyFrom(last)
+    snapshot.sequence += later
+    snapshot.observed_time.GetCurrentTime()
+    snapshot.state = INSTANCE_STATE_STOPPED
+    return snapshot

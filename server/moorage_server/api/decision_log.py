@@ -33,12 +33,14 @@ class DecisionLog:
         # Bound once: a lazy logger would be assembled anew for every event.
         self._log = structlog.get_logger("moorage.decision").bind()
 
-    def observe(self, method: str, request: Any, response: Any, latency_ms: float) -> None:
-        """Looks at one answered call and logs what ``mode`` asks for."""
+    def observe(self, method: str, request: Any, response: Any, latency_ms: float, caller: str | None = None) -> None:
+        """Looks at one answered call and logs what ``mode`` asks for, with the caller's name where one is known."""
         if self._off:
             return
         facts = self._facts(method, request, response)
         if facts is not None:
+            if caller is not None:
+                facts["caller"] = caller
             event = method.rpartition("/")[2]
             self._log.info(event, pool=pool_of(request), latency_ms=round(latency_ms, 3), **facts)
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from moorage_server import errors
-from moorage_server.errors import InvalidField, MoorageFailure, StoreUnavailable, shorten
+from moorage_server.errors import InvalidField, MoorageFailure, shorten
 
 DOMAIN = "moorage.v1"
 DETAILS_TRAILER = "grpc-status-details-bin"
@@ -34,6 +34,13 @@ CODES: dict[str, grpc.StatusCode] = {
     errors.WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
     errors.STORE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     errors.NOT_SUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    errors.CREDENTIAL_MISSING: grpc.StatusCode.UNAUTHENTICATED,
+    errors.CREDENTIAL_INVALID: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ROLE_MISSING: grpc.StatusCode.PERMISSION_DENIED,
+    errors.POOL_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    errors.CLASS_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    errors.TENANT_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    errors.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
@@ -55,7 +62,7 @@ def status_of(failure: MoorageFailure) -> RpcStatus:
     pushback: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(failure, InvalidField):
         _attach(status, _bad_request(failure, _DETAILS_BYTES - status.ByteSize()))
-    elif isinstance(failure, StoreUnavailable):
+    elif failure.retry_after_s is not None:
         milliseconds = max(1, round(failure.retry_after_s * 1000))
         delay = duration_pb2.Duration(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
         _attach(status, error_details_pb2.RetryInfo(retry_delay=delay))

@@ -6,6 +6,7 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.api.scheduler import hold_of
 from moorage_server.core import admission
 from moorage_server.core.view import Ask, Pool
+from moorage_server.runtime.arrivals import unknown_class
 from moorage_server.store.base import OnHold, SessionRecord
 
 #: What has to happen, by reason; completes "enters when ...".
@@ -47,6 +48,8 @@ def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
     )
     if row.get("homeless") == "1":
         ask = ask.moved(int(row["ctx"]))
+    declared = row.get("declared", "")
+    stranger = bool(declared and view.config.classes) and view.config.named(declared) is None
     verdict = admission.decide(view, ask)
     if verdict.candidates:
         hold.detail = (
@@ -56,4 +59,6 @@ def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
     hold.reason = pb.HoldReason.Value(f"HOLD_REASON_{verdict.reason}")
     remedy = RELEASED_BY.get(verdict.reason, "it is changed: it can not enter as it is")
     hold.detail = f"{verdict.detail}; enters when {remedy}" if verdict.detail else f"enters when {remedy}"
+    if stranger:
+        hold.detail += f"; {unknown_class(declared)}"
     return hold

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.errors import abort_with, internal
+from moorage_server.api.guard import Guard, check, guarded
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
 from moorage_server.api.validation import pool_of
 from moorage_server.errors import InvalidField, MoorageFailure, NotSupported
@@ -25,7 +26,7 @@ _log = structlog.get_logger("moorage.api")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-#: Health and reflection pass untouched.
+#: Health passes untouched, and so does reflection where there is no guard.
 _OURS = "/moorage.v1."
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -35,12 +36,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of moorage.v1.
 
     A MoorageFailure ends the call with its status. Any other exception is logged once, under a correlation id, and the
-    caller learns that id and nothing else.
+    caller learns that id and nothing else. A ``guard`` has its say before a request is even decoded.
     """
 
-    def __init__(self, stats: RpcStats, decisions: DecisionLog) -> None:
+    def __init__(self, stats: RpcStats, decisions: DecisionLog, guard: Guard | None = None) -> None:
         self._stats = stats
         self._decisions = decisions
+        self._guard = guard
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -52,80 +54,79 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None or not method.startswith(_OURS):
-            return handler
+            return guarded(handler, method, self._guard) if handler and self._guard else handler
         known = self._wrapped.get(method)
         if known is None or known[0] is not handler:
             known = self._wrapped[method] = (handler, self._wrap(method, handler))
         return known[1]
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        decoder, encoder = _tolerant(handler.request_deserializer), handler.response_serializer
+        # Requests are decoded by the call itself: what a stranger sends is not worth the work.
+        encoder = handler.response_serializer
         if handler.unary_unary is not None:
-            unary = self._unary(method, handler.unary_unary)
-            return grpc.unary_unary_rpc_method_handler(unary, decoder, encoder)
+            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler), None, encoder)
         if handler.unary_stream is not None:
-            stream = self._stream(method, handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(stream, decoder, encoder)
+            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler), None, encoder)
         return handler
 
-    def _unary(self, method: str, behaviour: Any) -> Any:
-        stats = self._stats.of(method)
+    def _unary(self, method: str, handler: Handler) -> Any:
+        stats, guard = self._stats.of(method), self._guard
+        behaviour: Any = handler.unary_unary
 
-        async def call(request: Any, context: Context) -> Any:
-            async with _Call(method, stats, request, context) as this:
-                _require_readable(request)
+        async def call(data: bytes, context: Context) -> Any:
+            caller = None
+            async with _Call(method, stats, context) as this:
+                if guard is not None:
+                    caller = guard.enter(method, context)
+                request = this.request = _decoded(handler, data)
+                if caller is not None:
+                    check(caller, method, request)
                 response = await behaviour(request, context)
-            self._decisions.observe(method, request, response, this.milliseconds)
+            self._decisions.observe(
+                method, request, response, this.milliseconds, None if caller is None else caller.name
+            )
             return response
 
         return call
 
-    def _stream(self, method: str, behaviour: Any) -> Any:
-        stats = self._stats.of(method)
+    def _stream(self, method: str, handler: Handler) -> Any:
+        stats, guard = self._stats.of(method), self._guard
+        behaviour: Any = handler.unary_stream
 
-        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with _Call(method, stats, request, context):
-                _require_readable(request)
+        async def call(data: bytes, context: Context) -> AsyncIterator[Any]:
+            async with _Call(method, stats, context) as this:
+                caller = guard.enter(method, context) if guard is not None else None
+                request = this.request = _decoded(handler, data)
+                if caller is not None:
+                    check(caller, method, request)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
+                        if guard is not None:
+                            # A stream may outlive its credential.
+                            guard.recheck(method, context)
                         yield response
 
         return call
 
 
-class _Unreadable:
-    """Stands for a request that is no message of its type."""
-
-
-def _tolerant(decoder: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """``decoder``, with an answer for bytes it can not read: gRPC's own would be UNKNOWN and a traceback."""
-
-    if decoder is None:
-        return None
-
-    def decode(data: bytes) -> Any:
-        try:
-            return decoder(data)
-        except DecodeError:
-            return _Unreadable()
-
-    return decode
-
-
-def _require_readable(request: Any) -> None:
-    if isinstance(request, _Unreadable):
-        raise InvalidField("request", "<bytes>", "a protobuf message of its type, its text UTF-8")
+def _decoded(handler: Handler, data: bytes) -> Any:
+    """The request in ``data``. gRPC's own answer to bytes that are none would be UNKNOWN, and a traceback."""
+    decode = handler.request_deserializer
+    try:
+        return data if decode is None else decode(data)
+    except DecodeError:
+        raise InvalidField("request", "<bytes>", "a protobuf message of its type, its text UTF-8") from None
 
 
 class _Call:
     """One call under way: turns its failure into a status, and counts it when it ends."""
 
-    __slots__ = ("_context", "_method", "_request", "_started", "_stats", "milliseconds")
+    __slots__ = ("_context", "_method", "_started", "_stats", "milliseconds", "request")
 
-    def __init__(self, method: str, stats: MethodStats, request: Any, context: Context) -> None:
+    def __init__(self, method: str, stats: MethodStats, context: Context) -> None:
         self._method = method
         self._stats = stats
-        self._request = request
+        self.request: Any = None
         self._context = context
         self._started = perf_counter()
         self.milliseconds = 0.0
@@ -154,8 +155,8 @@ class _Call:
             "unexpected exception",
             exc_info=error,
             rpc=self._method.rpartition("/")[2],
-            pool=pool_of(self._request),
-            session=getattr(self._request, "session_id", None),
+            pool=pool_of(self.request) if self.request is not None else None,
+            session=getattr(self.request, "session_id", None),
             correlation_id=correlation_id,
         )
         await abort_with(self._context, internal(correlation_id))

@@ -38,6 +38,17 @@ _MODE_TO_PROTO: dict[str, operator_pb2.Mode.ValueType] = {
     core.ENFORCE: operator_pb2.MODE_ENFORCE,
     core.OBSERVE: operator_pb2.MODE_OBSERVE,
 }
+_INFERENCE_TO_CORE = {
+    operator_pb2.CLASS_INFERENCE_UNSPECIFIED: core.INFER_OFF,
+    operator_pb2.CLASS_INFERENCE_OFF: core.INFER_OFF,
+    operator_pb2.CLASS_INFERENCE_UNLABELLED: core.INFER_UNLABELLED,
+    operator_pb2.CLASS_INFERENCE_ALL: core.INFER_ALL,
+}
+_INFERENCE_TO_PROTO: dict[str, operator_pb2.ClassInference.ValueType] = {
+    core.INFER_OFF: operator_pb2.CLASS_INFERENCE_OFF,
+    core.INFER_UNLABELLED: operator_pb2.CLASS_INFERENCE_UNLABELLED,
+    core.INFER_ALL: operator_pb2.CLASS_INFERENCE_ALL,
+}
 
 
 def mode_to_proto(mode: str) -> operator_pb2.Mode.ValueType:
@@ -51,13 +62,15 @@ def from_proto(config: operator_pb2.PoolConfig) -> core.PoolConfig:
     values: dict[str, Any] = {name: getattr(config, name) for name in _PLAIN if name in present}
     values |= {f"{name}_s": to_seconds(getattr(config, name)) for name in _DURATIONS if name in present}
     values["mode"] = _MODE_TO_CORE[config.mode]
+    values["class_inference"] = _INFERENCE_TO_CORE[config.class_inference]
     values["classes"] = MappingProxyType({name: _class_from_proto(c) for name, c in config.classes.items()})
     return core.PoolConfig(**values)
 
 
 def to_proto(config: core.PoolConfig) -> operator_pb2.PoolConfig:
     """The wire's form, every field that has a value filled in."""
-    message = operator_pb2.PoolConfig(mode=_MODE_TO_PROTO[config.mode])
+    inference = _INFERENCE_TO_PROTO[config.class_inference]
+    message = operator_pb2.PoolConfig(mode=_MODE_TO_PROTO[config.mode], class_inference=inference)
     for name in _PLAIN:
         if (value := getattr(config, name)) is not None:
             setattr(message, name, value)

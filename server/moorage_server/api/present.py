@@ -57,6 +57,8 @@ def pool(view: Pool) -> ipb.GetPoolResponse:
         mixture_deviation=deviation(consumed, target),
         unlabelled_total=view.unlabelled,
         unknown_class_total=view.unknown_class,
+        inferred_total=view.inferred,
+        mislabelled_total=view.mislabelled,
         decisions_per_second=view.decisions_per_second,
         epochs=view.epochs,
         policy_version=view.policy_version,
@@ -161,6 +163,8 @@ def session(now_ms: int, record: SessionRecord) -> ipb.Session:
         incarnation=row.get("inc", ""),
         reserved_blocks=int(row.get("blocks") or 0),
         block_seconds=_block_ms(now_ms, row) / 1000.0,
+        inferred_class=row.get("inf", ""),
+        inferred_confidence=float(row.get("conf") or 0.0),
     )
     if row.get("inst"):
         message.instance_id, message.dp_rank = keys.split_instance(row["inst"])

@@ -91,7 +91,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             _wait_s(request, context),
             request.prefix_hashes,
         )
-        response = pb.PlaceResponse()
+        response = pb.PlaceResponse(workload_class=result.workload_class)
         if isinstance(result, Placed):
             response.decision = pb.DECISION_PLACE
             response.moved = result.moved

@@ -29,6 +29,7 @@ _PROGRESS_PHASES = {
     for n in (scheduler_pb2.PHASE_UNSPECIFIED, scheduler_pb2.PHASE_RUNNING, scheduler_pb2.PHASE_TOOL_WAIT)
 }
 _MODES = {int(n): name for name, n in operator_pb2.Mode.items()}
+_INFERENCES = {int(n): name for name, n in operator_pb2.ClassInference.items()}
 
 _CONFIG_FIELDS = frozenset(f.name for f in operator_pb2.PoolConfig.DESCRIPTOR.fields)
 _CONFIG_DURATIONS = ("lease_ttl", "heartbeat_interval", "gone_after", "epoch_interval", "weight_update_timeout")
@@ -316,6 +317,7 @@ def _page(bad: list[Violation], request: _Paged) -> None:
 
 def _pool_config(bad: list[Violation], config: operator_pb2.PoolConfig) -> None:
     fields.enum(bad, "config.mode", config.mode, _MODES)
+    fields.enum(bad, "config.class_inference", config.class_inference, _INFERENCES)
     fields.optional_id(bad, "config.default_class", config.default_class)
     for name in _CONFIG_DURATIONS:
         fields.well_formed_duration(bad, f"config.{name}", getattr(config, name))

@@ -17,6 +17,14 @@ ENFORCE = "enforce"
 OBSERVE = "observe"
 MODES = (ENFORCE, OBSERVE)
 
+INFER_OFF = "off"
+INFER_UNLABELLED = "unlabelled"
+INFER_ALL = "all"
+INFERENCES = (INFER_OFF, INFER_UNLABELLED, INFER_ALL)
+
+#: Classes of one pool at most, those that callers make up included.
+MOST_CLASSES = 256
+
 #: Class of sessions that declare none, where the configuration names no default class.
 UNLABELLED = "unlabelled"
 
@@ -67,6 +75,8 @@ class PoolConfig:
     hold_during_weight_update: bool = True
     #: A weight update that nobody ends is over after this long; so long leases run on while engines stand still.
     weight_update_timeout_s: float = 600.0
+    #: Whose class may be told from behaviour instead of the label (see ``labels``).
+    class_inference: str = INFER_OFF
 
     @property
     def stale_after_s(self) -> float:
@@ -75,12 +85,13 @@ class PoolConfig:
 
     def class_in_force(self, declared: str) -> str:
         """The class that a session declared as ``declared`` is scheduled under (alias and default applied)."""
+        return self.named(declared) or self.default_class or declared or UNLABELLED
+
+    def named(self, declared: str) -> str | None:
+        """The configured class that goes by the name or alias ``declared``; None where none does."""
         if declared in self.classes:
             return declared
-        for name, config in self.classes.items():
-            if declared and declared in config.aliases:
-                return name
-        return self.default_class or declared or UNLABELLED
+        return next((name for name, c in self.classes.items() if declared and declared in c.aliases), None)
 
     def shared_prefix(self, workload_class: str) -> int:
         """Tokens that all prompts of a class are known to begin with."""
@@ -120,6 +131,8 @@ def check(config: PoolConfig) -> list[ConfigProblem]:
 
     need(config.policy in POLICIES, "policy", config.policy, "one of " + ", ".join(POLICIES))
     need(config.mode in MODES, "mode", config.mode, "one of " + ", ".join(MODES))
+    inference = config.class_inference
+    need(inference in INFERENCES, "class_inference", inference, "one of " + ", ".join(INFERENCES))
     need(0.0 < config.headroom <= 1.0, "headroom", config.headroom, "above 0 and at most 1")
     need(1 <= config.static_cap <= 65_536, "static_cap", config.static_cap, "1 to 65536")
     least, most = config.min_sessions_per_instance, config.max_sessions_per_instance

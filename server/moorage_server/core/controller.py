@@ -16,6 +16,7 @@ from moorage_server.core import config as cfg
 from moorage_server.core import estimates, forecast, placement, pressure, quotas, watch
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.estimates import Exposure
+from moorage_server.core.labels import Memory
 from moorage_server.core.view import SERVING, Class, Ended, Instance, Pool, Published
 from moorage_server.core.watch import Signal, Watched
 
@@ -42,7 +43,7 @@ class Happened:
     """What sessions did since the last epoch."""
 
     ended: list[Ended] = field(default_factory=list)
-    #: Tokens of context gained, by class.
+    #: Tokens of context gained, by class; below zero where a session took its own to another class.
     grown: dict[str, float] = field(default_factory=dict)
     #: Final contexts that callers declared, by class.
     declared: list[tuple[str, float]] = field(default_factory=list)
@@ -55,6 +56,7 @@ class State:
     at_ms: int = 0
     exposures: dict[str, Exposure] = field(default_factory=dict)
     watched: dict[str, Watched] = field(default_factory=dict)
+    labels: Memory = field(default_factory=Memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
         exposure = state.exposures.setdefault(name, Exposure())
         estimates.observe(exposure, pool.classes.get(name, Class()), pool.now_ms, elapsed_s)
     for name, tokens in happened.grown.items():
-        state.exposures.setdefault(name, Exposure()).grown_tokens += tokens
+        exposure = state.exposures.setdefault(name, Exposure())
+        exposure.grown_tokens = max(0.0, exposure.grown_tokens + tokens)
     for name, tokens in happened.declared:
         estimates.declare(state.exposures.setdefault(name, Exposure()), tokens)
     alive = pool.alive()

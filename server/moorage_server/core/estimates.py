@@ -64,10 +64,13 @@ def observe(exposure: Exposure, c: Class, now_ms: int, elapsed_s: float) -> None
         if round(d * 1000) > before.session_ms:
             window = max(_LEAST_WINDOW_S, _WINDOW_RESIDENCIES * residency_s(exposure, UNKNOWN_RESIDENCY_S))
             fade(exposure, math.exp(-elapsed_s / window))
-        exposure.block_s += max(0.0, z - before.block_ms / 1000.0)
-        exposure.session_s += max(0.0, d - before.session_ms / 1000.0)
-        exposure.gap_s += max(0, c.gap_ms - before.gap_ms) / 1000.0
-        exposure.gaps += max(0, c.gaps - before.gaps)
+        # Counters fall where a session turns out to be of another class, and takes along what it accrued. Where none
+        # did, they started again.
+        least = -math.inf if c.relabelled > before.relabelled else 0.0
+        exposure.block_s = max(0.0, exposure.block_s + max(least, z - before.block_ms / 1000.0))
+        exposure.session_s = max(0.0, exposure.session_s + max(least, d - before.session_ms / 1000.0))
+        exposure.gap_s = max(0.0, exposure.gap_s + max(least, c.gap_ms - before.gap_ms) / 1000.0)
+        exposure.gaps = max(0.0, exposure.gaps + max(least, c.gaps - before.gaps))
         exposure.expected_hits += max(0, c.expected_hit_tokens - before.expected_hit_tokens)
         exposure.found_hits += max(0, c.found_hit_tokens - before.found_hit_tokens)
     exposure.seen = Class(
@@ -77,6 +80,7 @@ def observe(exposure: Exposure, c: Class, now_ms: int, elapsed_s: float) -> None
         gaps=c.gaps,
         expected_hit_tokens=c.expected_hit_tokens,
         found_hit_tokens=c.found_hit_tokens,
+        relabelled=c.relabelled,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from moorage_server.core.controller import State
 from moorage_server.core.estimates import Exposure
+from moorage_server.core.labels import ENCODED
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import BINS, Survival
 from moorage_server.core.view import Class
@@ -31,7 +32,10 @@ def dump(state: State) -> str:
         row["survival"] = {k: plain(v) for k, v in row["survival"].items()}
         exposures[name] = row
     watched = {key: asdict(w) for key, w in state.watched.items()}
-    return json.dumps({"layout": LAYOUT, "at_ms": state.at_ms, "exposures": exposures, "watched": watched})
+    samples = {label: "".join(kept) for label, kept in state.labels.samples.items()}
+    return json.dumps(
+        {"layout": LAYOUT, "at_ms": state.at_ms, "exposures": exposures, "watched": watched, "labels": samples}
+    )
 
 
 def load(text: str) -> State:
@@ -55,6 +59,8 @@ def load(text: str) -> State:
         samples = [_sample(s) for s in brake.pop("samples")]
         done = tuple(row.pop("done"))
         state.watched[key] = Watched(**row, done=done, brake=Brake(**brake, samples=samples))
+    for label, text in data.get("labels", {}).items():
+        state.labels.samples[label] = [text[n : n + ENCODED] for n in range(0, len(text), ENCODED)]
     return state
 
 

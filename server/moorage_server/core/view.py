@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from moorage_server.core.config import PoolConfig
+from moorage_server.core.labels import Model
 
 SERVING = "SERVING"
 DRAINING = "DRAINING"
@@ -137,6 +138,8 @@ class Instance:
     reserved_blocks: int = 0
     shared_blocks: int = 0
     groups: dict[str, int] = field(default_factory=dict)
+    #: Class of each group's shared prefix.
+    group_classes: Mapping[str, str] = field(default_factory=dict)
     backlog_blocks: int = 0
     #: Continuation hits by class: tokens expected and found in the cache, cumulative; and when the last were counted.
     hits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -222,6 +225,8 @@ class Class:
     gaps: int = 0
     expected_hit_tokens: int = 0
     found_hit_tokens: int = 0
+    #: Sessions that came from another class or went to one.
+    relabelled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +274,10 @@ class Pool:
     global_virtual_time: int = 0
     unlabelled: int = 0
     unknown_class: int = 0
+    inferred: int = 0
+    mislabelled: int = 0
+    #: Profiles to judge arrivals by; None while nobody may be judged.
+    labels: Model | None = None
     decisions: int = 0
     epochs: int = 0
     revision: int = 0

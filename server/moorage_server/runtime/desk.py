@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -17,7 +17,8 @@ from moorage_server.core.admission import Verdict
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import PAUSED, Ask, Pool
 from moorage_server.errors import MoorageFailure, StoreUnavailable, WrongState
-from moorage_server.runtime.arrival import Arrival
+from moorage_server.runtime import arrivals
+from moorage_server.runtime.arrivals import Arrival
 from moorage_server.runtime.prefixes import Prefixes, tell
 from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Resumed, Store
 
@@ -158,6 +159,7 @@ class Desk:
         return waited, verdict
 
     def _decide(self, view: Pool, ask: Ask) -> Verdict:
+        ask = arrivals.as_held(view, ask)
         return admission.observe(view, ask) if view.config.mode == cfg.OBSERVE else admission.decide(view, ask)
 
     async def _commit(
@@ -211,7 +213,7 @@ class Desk:
                 tokens=forecast.tokens_to_book(arrival.ask, growth),
                 lease_ttl_ms=arrival.lease_ttl_ms,
                 reason=verdict.reason,
-                detail=verdict.detail,
+                detail=arrival.explained(verdict.detail),
                 retry_ms=retry_ms,
                 patience_ms=max(_PATIENCE_MS, 3 * retry_ms),
                 present_ms=_PRESENT_MS if waiting else retry_ms + _LATE_MS,
@@ -220,6 +222,11 @@ class Desk:
                 credit=queue.CREDIT * step,
                 rejected=verdict.rejected,
                 label=arrival.label,
+                inferred=arrival.inferred,
+                by_inference=arrival.by_inference,
+                contradicted=arrival.contradicted,
+                room=arrival.room,
+                fallback=arrival.fallback,
                 candidates=verdict.candidates,
                 ticket=arrival.ticket,
                 waiting=waiting,
@@ -378,13 +385,15 @@ class Desk:
                 if left <= 0:
                     reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
                     detail = f"home is {result.state.lower()}"
-                    return OnHold(reason, int(_HOME_LOOK_S * 1000), 0, 0, view.now_ms, detail)
+                    retry_ms, name = int(_HOME_LOOK_S * 1000), result.workload_class
+                    return OnHold(reason, retry_ms, 0, 0, view.now_ms, detail, name)
                 await asyncio.sleep(min(_HOME_LOOK_S, left))
                 continue
             arrival = Arrival(result.ask, request, hashes=hashes)
             moved, _ = await self.admit(arrival, max(0.0, left))
             if isinstance(moved, Refused):
-                return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, moved.since_ms, moved.detail)
+                since_ms, name = moved.since_ms, moved.workload_class
+                return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, since_ms, moved.detail, name)
             return moved
 
     async def release(
@@ -409,21 +418,7 @@ class Desk:
 
     def arrival(self, ask: Ask, view: Pool, **rest: Any) -> Arrival:
         """The arrival of ``ask`` under the class in force."""
-        config = view.config
-        declared = ask.workload_class
-        label = ""
-        if not declared:
-            label = "UNLABELLED"
-        elif (config.classes and config.class_in_force(declared) not in config.classes) or (
-            config.classes and declared not in config.classes and not _is_alias(config, declared)
-        ):
-            label = "UNKNOWN"
-        in_force = replace(ask, workload_class=config.class_in_force(declared))
-        return Arrival(in_force, declared_class=declared, label=label, **rest)
-
-
-def _is_alias(config: PoolConfig, declared: str) -> bool:
-    return any(declared in c.aliases for c in config.classes.values())
+        return arrivals.arrival(ask, view, **rest)
 
 
 def _left_queue(session_id: str) -> WrongState:

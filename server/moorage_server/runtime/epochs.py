@@ -19,6 +19,7 @@ from moorage_server.core.controller import Outcome, State
 from moorage_server.core.view import Pool
 from moorage_server.errors import StoreUnavailable
 from moorage_server.runtime.desk import Desk
+from moorage_server.runtime.labelling import Labelling
 from moorage_server.runtime.mirror import Mirror
 from moorage_server.store import parse
 from moorage_server.store.base import InstanceUpdate, Store, WeightUpdate
@@ -53,6 +54,7 @@ class Epochs:
         self._pool = desk.pool
         self._owner = owner or uuid.uuid4().hex
         self._mirror = Mirror()
+        self._labelling = Labelling()
         self._state: State | None = None
         self._changed = asyncio.Event()
         self._outcome: Outcome | None = None
@@ -123,7 +125,7 @@ class Epochs:
             return
         if self._state is None:
             self._state = persist.load(await self._store.state(self._pool))
-            self._mirror = Mirror()
+            self._mirror, self._labelling = Mirror(), Labelling()
             if await self._read() is not None and self._state is not None and self._state.at_ms:
                 self._mirror.inherit()
             log.info("epoch_taken", pool=self._pool, epoch_ms=int(1000 * interval))
@@ -147,10 +149,16 @@ class Epochs:
         outcome = controller.epoch(self._state, view, self._mirror.rows.values(), self._mirror.take())
         self._measure(view)
         updates = [self._update(view, key, need, outcome) for key, need in outcome.needs.items()]
-        policy = parse.encode_published(outcome.published, self._rate)
+        relabels = self._labelling.step(self._state.labels, view)
+        policy = parse.encode_published(outcome.published, self._rate, self._labelling.profiles(view.config))
         if await self._store.publish(self._pool, self._owner, policy, persist.dump(self._state), True, updates):
             self._outcome = outcome
         else:
+            self._state = None
+        contradicted = self._labelling.take_contradicted()
+        if (relabels or contradicted) and (
+            await self._store.relabel(self._pool, self._owner, relabels, contradicted) is None
+        ):
             self._state = None
 
     async def _refresh(self) -> None:
@@ -173,6 +181,7 @@ class Epochs:
                 self._state = None
                 return None
             self._mirror.apply(changes.rows)
+            self._labelling.apply(changes.rows)
             self._mirror.revision, more = changes.revision, changes.more
         return view
 

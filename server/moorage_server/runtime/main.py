@@ -16,6 +16,7 @@ import structlog
 from moorage.v1 import inspector_pb2_grpc, operator_pb2_grpc, scheduler_pb2_grpc
 from moorage_server.runtime.logs import configure_logging
 from moorage_server.runtime.redaction import mask_url, redact_text
+from moorage_server.runtime.security import Security
 from moorage_server.runtime.server import AddressInUse, MoorageServer
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.settings_sources import SettingsError, load_settings
@@ -35,20 +36,28 @@ _log = structlog.get_logger("moorage.server")
 def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     """Runs a server until SIGTERM or SIGINT; returns the exit code of the process.
 
-    ``overrides`` holds what flags set: listen, redis_url, embedded, log_format, log_level, reflection. A second signal
-    ends the process without grace.
+    ``overrides`` holds what flags set: listen, redis_url, embedded, log_format, log_level, reflection, insecure_listen.
+    A second signal ends the process without grace.
     """
     try:
         settings = load_settings(config_file, overrides, os.environ)
     except SettingsError as error:
-        print("moorage serve: unusable configuration", *error.problems, sep="\n  ", file=sys.stderr)
-        return EXIT_CONFIGURATION
+        return _unusable(error)
     configure_logging(settings.log)
     try:
+        security = Security(settings)
+    except SettingsError as error:
+        return _unusable(error)
+    try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_run(settings))
+            return runner.run(_run(settings, security))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _unusable(error: SettingsError) -> int:
+    print("moorage serve: unusable configuration", *error.problems, sep="\n  ", file=sys.stderr)
+    return EXIT_CONFIGURATION
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -60,7 +69,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings, security: Security) -> int:
     # The store's libraries and numpy are most of the start-up time: not before the configuration is known to be good.
     from moorage_server.runtime.control import ControlPlane
     from moorage_server.store.connect import open_store
@@ -80,7 +89,7 @@ async def _run(settings: Settings) -> int:
         return EXIT_CONFIGURATION
     control = ControlPlane(store, settings.pool_configs())
     services = Services(control)
-    server = MoorageServer(settings, services.register, store.ping)
+    server = MoorageServer(settings, services.register, store.ping, security)
     try:
         address = server.bind()
     except AddressInUse as error:
@@ -90,7 +99,7 @@ async def _run(settings: Settings) -> int:
     stopping = _on_signals()
     await control.start()
     await server.start()
-    _announce(settings, address)
+    _announce(settings, address, security)
     _spare_the_collector()
     await stopping.wait()
     _log.info("stopping", grace_s=settings.shutdown.grace_s)
@@ -148,7 +157,7 @@ def _on_signals() -> asyncio.Event:
     return stopping
 
 
-def _announce(settings: Settings, address: str) -> None:
+def _announce(settings: Settings, address: str, security: Security) -> None:
     """Says on stdout where the server listens and where the ledger lives."""
     if settings.embedded:
         where = "embedded store: ALL STATE IS LOST AT EXIT, one process only; --redis-url keeps it"
@@ -161,4 +170,6 @@ def _announce(settings: Settings, address: str) -> None:
         store=settings.store,
         pools=sorted(settings.pools),
         reflection=settings.reflects,
+        **security.facts(),
     )
+    security.warn()

@@ -60,11 +60,20 @@ class Mirror:
             declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
             row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared)
         self.rows[sid] = row
+        self._rename(row, now["class"])
         self._grow(row, tokens)
         row.instance = now["inst"]
         row.reported_ms = int(now["ctx_at"])
         row.growing = now["phase"] != "TOOL_WAIT"
         row.shared_blocks = int(now["shr"])
+
+    def _rename(self, row: Row, name: str) -> None:
+        """A session that turned out to be of another class takes along what it gained."""
+        if row.workload_class != name:
+            grown, gained = self._happened.grown, row.tokens - row.start_tokens
+            grown[row.workload_class] = grown.get(row.workload_class, 0.0) - gained
+            grown[name] = grown.get(name, 0.0) + gained
+            row.workload_class = name
 
     def _grow(self, row: Row, tokens: float) -> None:
         if tokens > row.tokens:
@@ -84,6 +93,7 @@ class Mirror:
             start = float(ask.prompt_tokens or 0)
             declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
             row = Row(ended["class"], "", start, start, 0, False, 0, declared=declared)
+        self._rename(row, ended["class"])
         if final is not None and final > row.start_tokens:
             self._grow(row, final)
         else:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from moorage_server.core import prefixes
 from moorage_server.core.view import EVENTS, Pool
 from moorage_server.errors import MoorageFailure
-from moorage_server.runtime.arrival import Arrival
+from moorage_server.runtime.arrivals import Arrival
 from moorage_server.store.base import Placed, Store
 
 #: What was found for a caller that waits near the head of its queue is good for so long, seconds.

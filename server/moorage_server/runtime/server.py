@@ -16,6 +16,7 @@ from moorage_server import limits
 from moorage_server.api.decision_log import DecisionLog
 from moorage_server.api.interceptors import CallInterceptor
 from moorage_server.api.rpc_stats import RpcStats
+from moorage_server.runtime.security import Security
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.tasks import end
 
@@ -46,19 +47,25 @@ class AddressInUse(Exception):
 class MoorageServer:
     """A server that is built, started once, and stopped once.
 
-    ``register`` adds the servicers; ``ping`` raises, or answers too late, while the store is unreachable.
+    ``register`` adds the servicers; ``ping`` raises, or answers too late, while the store is unreachable. ``security``
+    is what the settings say unless given. Raises SettingsError where that is unusable.
     """
 
     def __init__(
-        self, settings: Settings, register: Callable[[grpc.aio.Server], None], ping: Callable[[], Awaitable[object]]
+        self,
+        settings: Settings,
+        register: Callable[[grpc.aio.Server], None],
+        ping: Callable[[], Awaitable[object]],
+        security: Security | None = None,
     ) -> None:
         self._settings = settings
+        self._security = security or Security(settings)
         self._ping = ping
-        self._readiness: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.stats = RpcStats()
         self.health = health.aio.HealthServicer()
         self.grpc = grpc.aio.server(
-            interceptors=[CallInterceptor(self.stats, DecisionLog(_decisions(settings)))],
+            interceptors=[CallInterceptor(self.stats, DecisionLog(_decisions(settings)), self._security.guard)],
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.limits.max_concurrent_rpcs,
         )
@@ -71,7 +78,7 @@ class MoorageServer:
     def bind(self) -> str:
         """Takes the address and answers it with the port that was given. Raises AddressInUse."""
         try:
-            port = self.grpc.add_insecure_port(self._settings.listen)
+            port = self._security.bind(self.grpc)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -83,15 +90,17 @@ class MoorageServer:
         await self._set_ready(False)
         await self.health.set(LIVENESS, _SERVING)
         await self.grpc.start()
-        self._readiness = asyncio.create_task(self._follow_store(), name="readiness")
+        self._tasks = [
+            asyncio.create_task(self._follow_store(), name="readiness"),
+            asyncio.create_task(self._security.follow(), name="security"),
+        ]
 
     async def stop(self, drain: Callable[[], Awaitable[object]] | None = None) -> None:
         """Ends in order: not ready, a pause for load balancers, no new calls, grace for those under way.
 
         ``drain`` runs as the grace begins; it lets waiting calls and streams finish by themselves.
         """
-        if self._readiness is not None:
-            await end([self._readiness])
+        await end(self._tasks)
         await self._set_ready(False)
         await asyncio.sleep(self._settings.shutdown.pre_stop_delay_s)
         ending = asyncio.create_task(self.grpc.stop(self._settings.shutdown.grace_s))

@@ -12,107 +12,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field
 
 from moorage_server import limits
 from moorage_server.core import config as core
 from moorage_server.runtime.redaction import mask_url
+from moorage_server.runtime.redis_settings import RedisSettings
+from moorage_server.runtime.section import Address, Id, Section, empty_as_nothing
+from moorage_server.runtime.security_settings import AuthSettings, TlsSettings
 
 _POOL = core.PoolConfig()
 _CLASS = core.ClassConfig()
-
-
-def _id(value: str) -> str:
-    if not 1 <= len(value.encode()) <= limits.ID_BYTES:
-        raise ValueError(f"must be 1 to {limits.ID_BYTES} bytes of UTF-8")
-    return value
-
-
-def _empty_as_nothing(value: Any) -> Any:
-    # A YAML key whose children are all commented out reads as null.
-    return {} if value is None else value
-
-
-def _address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise ValueError("must be HOST:PORT with a port from 0 to 65535")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("must be HOST:PORT, an IPv6 address in brackets")
-    return value
-
-
-def _listed(value: Any) -> Any:
-    """A list as a variable holds it: separated by commas, or YAML."""
-    if not isinstance(value, str):
-        return () if value is None else value
-    text = value.strip()
-    if text.startswith("- ") or (text.startswith("[") and text.endswith("]")):
-        return _yaml(text)
-    return [part.strip() for part in text.split(",")]
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ValueError("must be a list, separated by commas or in YAML") from None
-
-
-Id = Annotated[str, Field(strict=True), BeforeValidator(lambda v: _id(v) if isinstance(v, str) else v)]
-Address = Annotated[str, AfterValidator(_address)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values are final."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_null(cls, data: Any) -> Any:
-        return _empty_as_nothing(data)
-
-
-class RedisSettings(Section):
-    """Where the ledger lives."""
-
-    url: SecretStr | None = Field(
-        default=None, description="Redis or Valkey, 7 or later; may hold a password. Never printed."
-    )
-    embedded: bool | None = Field(
-        default=None,
-        description="Keep the ledger in this process; it is lost at exit. The default where nothing else is named.",
-    )
-    sentinels: Annotated[tuple[Address, ...], BeforeValidator(_listed)] = Field(
-        default=(),
-        description="Sentinels, a list of HOST:PORT. Of the url only user, password, database and TLS count then.",
-    )
-    master_name: str | None = Field(default=None, min_length=1, description="Name of the primary at the sentinels.")
-    cluster: bool = Field(default=False, description="The url is one of the nodes of a Cluster.")
-    key_prefix: str = Field(
-        default="moorage",
-        pattern=r"^[^{}\s]{1,64}$",
-        description="Beginning of every key: 1 to 64 characters, no braces, no blanks.",
-    )
-
-    @model_validator(mode="after")
-    def _one_store(self) -> RedisSettings:
-        for name in ("url", "sentinels", "cluster"):
-            if self.embedded and getattr(self, name):
-                raise ValueError(f"{name} and embedded exclude each other")
-        if self.cluster and self.sentinels:
-            raise ValueError("sentinels and cluster exclude each other: a Cluster fails over by itself")
-        if self.sentinels and self.master_name is None:
-            raise ValueError("master_name is needed with sentinels")
-        if self.master_name is not None and not self.sentinels:
-            raise ValueError("sentinels are needed with master_name")
-        if self.cluster and self.url is None:
-            raise ValueError("url, of one of the nodes, is needed with cluster")
-        if self.embedded is False and self.url is None and not self.sentinels:
-            raise ValueError("url is needed where embedded is false")
-        return self
 
 
 class LogSettings(Section):
@@ -203,7 +113,7 @@ class PoolSettings(Section):
         default=_POOL.mode,
         description="enforce or observe: `observe` places everything and records what `enforce` would have said.",
     )
-    classes: Annotated[dict[Id, ClassSettings], BeforeValidator(_empty_as_nothing)] = Field(
+    classes: Annotated[dict[Id, ClassSettings], BeforeValidator(empty_as_nothing)] = Field(
         default_factory=dict, max_length=limits.CLASSES, description="Workload classes by name."
     )
     default_class: str = Field(
@@ -258,6 +168,10 @@ class PoolSettings(Section):
         default=_POOL.weight_update_timeout_s,
         description="Seconds after which a weight update that nobody ends is over, 1 to 86400.",
     )
+    class_inference: str = Field(
+        default=_POOL.class_inference,
+        description="Whose class is told from behaviour: off, unlabelled (no label, or an unknown one) or all.",
+    )
 
     def to_core(self) -> core.PoolConfig:
         """The core's form. Bounds are not checked here."""
@@ -275,6 +189,11 @@ class Settings(Section):
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
     )
+    insecure_listen: bool = Field(
+        default=False, description="Listen beyond loopback though neither tokens nor certificates tell callers apart."
+    )
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates.")
+    auth: AuthSettings = Field(default_factory=AuthSettings, description="Who may call, and what.")
     redis: RedisSettings = Field(default_factory=RedisSettings, description="Where the ledger lives.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server takes on.")
@@ -282,7 +201,7 @@ class Settings(Section):
     shutdown: ShutdownSettings = Field(
         default_factory=ShutdownSettings, description="What happens between SIGTERM and exit."
     )
-    pools: Annotated[dict[Id, PoolSettings], BeforeValidator(_empty_as_nothing)] = Field(
+    pools: Annotated[dict[Id, PoolSettings], BeforeValidator(empty_as_nothing)] = Field(
         default_factory=dict,
         description="Pools by name; others come into being, with the defaults, when an instance registers.",
     )
@@ -328,6 +247,11 @@ class Settings(Section):
             return ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def exposed(self) -> bool:
+        """Whether whoever reaches the server may do everything, and nobody said that this is meant."""
+        return not (self.on_loopback or self.auth.on or self.tls.mutual or self.insecure_listen)
 
     def pool_configs(self) -> Mapping[str, core.PoolConfig]:
         """The configured pools in the core's form."""

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from moorage_server.core import config as core
 from moorage_server.errors import shorten
 from moorage_server.runtime.redaction import mask_url, redact_text
-from moorage_server.runtime.settings import Section, Settings
+from moorage_server.runtime.section import Section
+from moorage_server.runtime.settings import Settings
 
 KeyPath = tuple[Any, ...]
 
@@ -31,6 +32,13 @@ _EMBEDDED: KeyPath = ("redis", "embedded")
 _STORE: tuple[KeyPath, ...] = (_URL, ("redis", "sentinels"), ("redis", "master_name"), ("redis", "cluster"))
 _TRUE = {"true", "t", "yes", "y", "on", "1"}
 
+#: Ways to listen beyond loopback.
+_EXPOSED = (
+    "is beyond loopback, where anybody could call: give auth.tokens_file (bearer tokens), or tls.client_ca_file with"
+    " tls.cert_file and tls.key_file (client certificates), or say insecure_listen: true (--insecure-listen) where the"
+    " network keeps strangers out"
+)
+
 #: Keyword of a flag -> key it sets.
 FLAGS: dict[str, KeyPath] = {
     "listen": ("listen",),
@@ -39,6 +47,7 @@ FLAGS: dict[str, KeyPath] = {
     "log_format": ("log", "format"),
     "log_level": ("log", "level"),
     "reflection": ("reflection",),
+    "insecure_listen": ("insecure_listen",),
 }
 
 
@@ -78,6 +87,8 @@ def load_settings(config_file: str | None, overrides: Mapping[str, object], envi
         for name, pool in settings.pool_configs().items()
         for problem in core.check(pool)
     ]
+    if settings.exposed:
+        problems.append(_line(("listen",), _EXPOSED, settings.listen, given))
     if problems:
         raise SettingsError(*problems)
     return settings
@@ -85,10 +96,18 @@ def load_settings(config_file: str | None, overrides: Mapping[str, object], envi
 
 def read_file(name: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises SettingsError where there is none."""
+    return _mapping(read_yaml(name), name)
+
+
+def read_yaml(name: str) -> Any:
+    """What a YAML file holds. Raises SettingsError where it can not be read."""
     try:
         content = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{name}: can not be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        # The error itself would quote the file.
+        raise SettingsError(f"{name}: can not be read: not UTF-8") from None
+    except OSError as error:
+        raise SettingsError(f"{name}: can not be read: {error.strerror}") from None
     return _parse(content, name)
 
 
@@ -104,15 +123,18 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _parse(content: str, name: str) -> dict[str, Any]:
+def _parse(content: str, name: str) -> Any:
     try:
-        data = yaml.load(content, Loader=_UniqueKeyLoader)
+        return yaml.load(content, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise SettingsError(f"{name}: not YAML: {error.problem}{where}") from None
     except yaml.YAMLError:
         raise SettingsError(f"{name}: not YAML: holds a character that YAML does not allow") from None
+
+
+def _mapping(data: Any, name: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -121,7 +143,7 @@ def _parse(content: str, name: str) -> dict[str, Any]:
 
 
 def environment_variables() -> dict[str, KeyPath]:
-    """Name of each variable and the key it sets; pools are given whole, in MOORAGE_POOLS."""
+    """Name of each variable and the key it sets; pools are given whole, in MOORAGE_POOLS, certificates in a file."""
     return {_ENV_PREFIX + "_".join(path).upper(): path for path in _leaves(Settings, ())}
 
 
@@ -129,14 +151,14 @@ def _leaves(section: type[BaseModel], above: KeyPath) -> Iterator[KeyPath]:
     for name, field in section.model_fields.items():
         if (inner := _section_in(field.annotation)) is None:
             yield (*above, name)
-        elif name != "pools":
+        elif get_origin(field.annotation) is not dict:
             yield from _leaves(inner, (*above, name))
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """The section that a field holds, itself or as the values of a mapping."""
-    inner = get_args(annotation)[1] if get_args(annotation)[1:] else annotation
-    return inner if isinstance(inner, type) and issubclass(inner, Section) else None
+    """The section that a field holds, itself, unless absent, or as the values of a mapping."""
+    inside = get_args(annotation) or (annotation,)
+    return next((one for one in inside if isinstance(one, type) and issubclass(one, Section)), None)
 
 
 def _flat(data: Mapping[Any, Any], source: str, above: KeyPath = ()) -> _Layer:
@@ -156,7 +178,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         if (value := environ.get(variable))
     }
     if pools := environ.get(POOLS_VARIABLE):
-        layer |= _flat(_parse(pools, POOLS_VARIABLE), POOLS_VARIABLE, ("pools",))
+        layer |= _flat(_mapping(_parse(pools, POOLS_VARIABLE), POOLS_VARIABLE), POOLS_VARIABLE, ("pools",))
     return layer
 
 
@@ -211,7 +233,7 @@ def _suggestion(path: KeyPath) -> str:
     for step in steps:
         annotation = section.model_fields[step].annotation if section else None
         section = _section_in(annotation)
-        if get_args(annotation):
+        if get_origin(annotation) is dict:
             next(steps)
     known = list(section.model_fields) if section else []
     close = difflib.get_close_matches(str(path[-1]), known, n=1)

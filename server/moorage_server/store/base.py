@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moorage_server.core.admission import Candidate
-from moorage_server.core.config import PoolConfig
+from moorage_server.core.config import UNLABELLED, PoolConfig
+from moorage_server.core.labels import NOTHING, Inferred
 from moorage_server.core.view import Ask, Pool
 
 
@@ -44,6 +45,14 @@ class Admission:
     rejected: bool = False
     #: '' | 'UNLABELLED' | 'UNKNOWN': what was wrong with the declared class.
     label: str = ""
+    #: What behaviour says of the class, and what was made of that.
+    inferred: Inferred = NOTHING
+    by_inference: bool = False
+    contradicted: bool = False
+    #: Names that no configuration knows and that the pool still takes; None where the class is no such name. Whoever
+    #: finds no room is of the class ``fallback``.
+    room: int | None = None
+    fallback: str = UNLABELLED
     candidates: tuple[Candidate, ...] = ()
     #: Names the call, so that it alone can be withdrawn.
     ticket: str = ""
@@ -64,7 +73,7 @@ class Placed:
     cached_tokens: int | None
     moved: bool
     fresh: bool
-    #: The class in force; empty from ``place``.
+    #: The class in force.
     workload_class: str = ""
 
 
@@ -116,6 +125,7 @@ class HomeWaits:
     """The session's home is alive and does not serve: ``state`` says why."""
 
     state: str
+    workload_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +252,21 @@ class InstanceUpdate:
     added: str
     need: tuple[int, ...]
     fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Relabel:
+    """What behaviour says of a living or held session, and the class to put it under (empty: as it is)."""
+
+    session_id: str
+    was: str
+    to: str
+    inferred: Inferred
+    contradicted: bool
+    #: Virtual time of one admission of the old and of the new class, and the most that the new one may catch up.
+    step_was: int = 0
+    step_to: int = 0
+    credit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +401,13 @@ class Store(Protocol):
 
     async def expire(self, pool: str, per_second: int, most: int, excused_ms: int) -> int:
         """Ends what ran out; leases run on for ``excused_ms`` while their home loads weights, is paused, or sleeps."""
+        ...
+
+    async def relabel(self, pool: str, owner: str, items: Sequence[Relabel], contradicted: int) -> list[bool] | None:
+        """Which of the sessions changed their class; None where the caller does not hold the epoch any more.
+
+        ``contradicted``: further sessions whose behaviour contradicts their label, and that are over.
+        """
         ...
 
     async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:

@@ -3,9 +3,9 @@
 ``<prefix>:<schema>:{<pool>}:`` then
 
 =================  ======  =========================================================================================
-pool               hash    gen rank rev gvt epochs decisions unlabelled unknown grace alive quiet exp_s exp_n named
-                           config cfgv wv pv
-classes            hash    act held rel done adm blk z d at vt gap gapn hexp hgot, each as ``<name>:<class>``
+pool               hash    gen rank rev gvt epochs decisions unlabelled unknown inferred mislabelled grace alive quiet
+                           exp_s exp_n named config cfgv wv pv
+classes            hash    act held rel done adm blk z d at vt gap gapn hexp hgot rl, each as ``<name>:<class>``
 instances          set     instance keys ``<dp rank>|<instance id>``
 i:<instance>       hash    inc seq seen state state_at snap age bs born gone cordon drain failed_at; ses blocks shared
                            backlog c:<class> hat hexp:<class> hgot:<class>; upd upd_at wv pv swv ce ep clears; need
@@ -17,13 +17,14 @@ home:<instance>    set     sessions at home there
 inc:<instance>     set     incarnations that are over
 s:<session>        hash    st (live | held | paused) class declared group gsize pv inst inc token ttl exp admitted since
                            rank phase turn endturn endctx endep endclears ctx ctx_at blocks at z peak shr ask reason
-                           detail retry present homeless gap_at output ticket waits cached; of a paused one, was
-                           was_inc was_clears was_ctx
+                           detail retry present homeless gap_at output ticket waits cached d home_at gap gapn; inf conf
+                           byinf mis moves; of a paused one, was was_inc was_clears was_ctx
 sessions           zset    all sessions, by name
 leases             zset    sessions by expiry of their lease (paused ones: of their memory)
 held               zset    held sessions by the end of their place in the queue
 q:<class>          zset    held sessions by rank
 queues             set     classes whose queue is not empty
+names              set     classes that no configuration knew when somebody first declared them
 changed            zset    sessions by revision of their last change
 done:<session>     hash    what a session cost, for ten minutes
 r:<request id>     hash    an answer, for ten minutes

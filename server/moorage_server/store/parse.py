@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from moorage.v1 import scheduler_pb2 as pb
+from moorage_server.core import labels
 from moorage_server.core.config import ClassConfig, PoolConfig
+from moorage_server.core.labels import Model
 from moorage_server.core.view import UNINDEXED, Ask, Class, Held, Instance, Pool, PrefixIndex, Published, Queue
 from moorage_server.store import keys
 
@@ -53,20 +55,24 @@ def decode_config(data: bytes) -> PoolConfig:
     return PoolConfig(**row, classes=MappingProxyType(classes))
 
 
-def encode_published(published: Mapping[str, Published], decisions_per_second: float) -> str:
-    """What the controller found of the whole pool, as JSON."""
+def encode_published(
+    published: Mapping[str, Published], decisions_per_second: float, profiles: Model | None = None
+) -> str:
+    """What the controller found of the whole pool, as JSON; the ``profiles`` of classes where they are to be used."""
     rows = {n: {f: getattr(p, f) for f in Published.__dataclass_fields__} for n, p in published.items()}
-    return json.dumps({"classes": rows, "decisions_per_second": decisions_per_second})
+    told = {"classes": rows, "decisions_per_second": decisions_per_second}
+    return json.dumps(told if profiles is None else {**told, "labels": labels.encode_model(profiles)})
 
 
 @lru_cache(maxsize=64)
-def decode_published(data: bytes) -> tuple[dict[str, Published], float]:
+def decode_published(data: bytes) -> tuple[dict[str, Published], float, Model | None]:
     """The reverse of :func:`encode_published`. The result is shared: do not change it."""
     if not data:
-        return {}, 0.0
+        return {}, 0.0, None
     row = json.loads(data)
     classes = {n: Published(**{**p, "survival": tuple(p["survival"])}) for n, p in row["classes"].items()}
-    return classes, float(row["decisions_per_second"])
+    profiles = labels.decode_model(row["labels"]) if "labels" in row else None
+    return classes, float(row["decisions_per_second"]), profiles
 
 
 @lru_cache(maxsize=4096)
@@ -135,6 +141,7 @@ def instance(key: str, row: dict[str, Any], groups: dict[str, Any], now_ms: int)
         reserved_blocks=int(row.get("blocks", 0)),
         shared_blocks=int(row.get("shared", 0)),
         groups={k[2:]: int(v) for k, v in groups.items() if k.startswith("b:")},
+        group_classes={k[2:]: text(v) for k, v in groups.items() if k.startswith("k:")},
         backlog_blocks=int(row.get("backlog", 0)),
         hits={k[5:]: (int(v), int(row.get("hgot:" + k[5:], 0))) for k, v in row.items() if k.startswith("hexp:")},
         hits_at_ms=optional_int(row.get("hat")),
@@ -166,6 +173,7 @@ _CLASS_FIELDS = {
     "gapn": "gaps",
     "hexp": "expected_hit_tokens",
     "hgot": "found_hit_tokens",
+    "rl": "relabelled",
 }
 
 
@@ -193,7 +201,7 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
     now, row, class_row, policy, instance_rows, queue_rows = reply
     fields = pairs(row)
     config = decode_config(fields["config"]) if fields.get("config") else default
-    published, rate = decode_published(policy)
+    published, rate, profiles = decode_published(policy)
     # The same rule as in _grace.lua.
     silence_ms = int(now) - int(fields.get("alive", now))
     result = Pool(
@@ -205,6 +213,9 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
         global_virtual_time=int(fields.get("gvt", 0)),
         unlabelled=int(fields.get("unlabelled", 0)),
         unknown_class=int(fields.get("unknown", 0)),
+        inferred=int(fields.get("inferred", 0)),
+        mislabelled=int(fields.get("mislabelled", 0)),
+        labels=profiles,
         decisions=int(fields.get("decisions", 0)),
         epochs=int(fields.get("epochs", 0)),
         revision=int(fields.get("rev", 0)),

@@ -51,6 +51,8 @@ _AWAY = (
 _NOT_NOW = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
 #: Seconds after which a pool in use is named again.
 _TOUCH_S = 10.0
+#: Sessions that a script call says something of, or moves, for the same reason as below.
+_RELABEL_BATCH = 50
 #: Progress reports per script call: a script blocks the whole store while it runs.
 _PROGRESS_BATCH = 100
 
@@ -156,7 +158,7 @@ class RedisStore(RedisPrefixes):
             request.request_id, request.body, ask.session_id, ask.workload_class, a.declared_class, ask.group_id,
             _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
             a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit,
-            "REJECT" if a.rejected else "", a.label, a.group_size, a.ticket, int(a.waiting),
+            "REJECT" if a.rejected else "", _label(a), a.group_size, a.ticket, int(a.waiting),
             int(a.told), len(a.candidates),
         ]  # fmt: skip
         for c in a.candidates:
@@ -194,7 +196,7 @@ class RedisStore(RedisPrefixes):
         if kind == "PLACED":
             return _placed(reply, fresh=False)
         if kind == "WAIT":
-            return base.HomeWaits(text(reply[1]))
+            return base.HomeWaits(text(reply[1]), text(reply[2]))
         if kind == "HOMELESS":
             _, why, ask, name, tokens, group, version = reply
             policy_version = optional_int(version)
@@ -322,6 +324,22 @@ class RedisStore(RedisPrefixes):
     async def expire(self, pool: str, per_second: int, most: int, excused_ms: int) -> int:
         return int(await self._run("expire", pool, per_second, most, excused_ms))
 
+    async def relabel(
+        self, pool: str, owner: str, items: Sequence[base.Relabel], contradicted: int
+    ) -> list[bool] | None:
+        moved: list[bool] = []
+        for start in range(0, max(1, len(items)), _RELABEL_BATCH):
+            batch = items[start : start + _RELABEL_BATCH]
+            args: list[Any] = [owner, 0 if start else contradicted, len(batch)]
+            for i in batch:
+                args += [i.session_id, i.was, i.to, i.inferred.name, f"{i.inferred.confidence:.3f}"]
+                args += [int(i.contradicted), i.step_was, i.step_to, i.credit]
+            kind, *flags = await self._run("relabel", pool, *args)
+            if text(kind) == "FENCED":
+                return None
+            moved += [bool(flag) for flag in flags]
+        return moved
+
     async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:
         return text((await self._run("gone", pool, instance, gone_ms, forget_ms))[0])
 
@@ -373,9 +391,19 @@ class RedisStore(RedisPrefixes):
             raise _unavailable(error) from error
 
 
-_NOW = ("st", "class", "inst", "ctx", "ctx_at", "shr", "phase", "admitted", "ask", "group", "turn", "since")
+_NOW = (
+    "st", "class", "inst", "ctx", "ctx_at", "shr", "phase", "admitted", "ask", "group", "turn", "since", "declared",
+    "gapn", "gap", "inf", "conf", "mis", "moves",
+)  # fmt: skip
 _SECRET = ("token", "ticket")
-_ENDED = ("class", "outcome", "duration", "z", "ctx", "admitted", "ask")
+_ENDED = ("class", "outcome", "duration", "z", "ctx", "admitted", "ask", "declared", "turn", "gapn", "gap", "mis")
+
+
+def _label(a: base.Admission) -> str:
+    """What the label is worth, as _label.lua reads it."""
+    confidence = f"{a.inferred.confidence:.3f}"
+    flags = (str(int(a.by_inference)), str(int(a.contradicted)))
+    return json.dumps([a.label, a.inferred.name, confidence, *flags, -1 if a.room is None else a.room, a.fallback])
 
 
 def _row(values: Any, names: Iterable[str]) -> dict[str, str] | None:

@@ -1,6 +1,7 @@
 """The workload has the trace's shape, shares what should be shared, and repeats by seed."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -29,6 +30,18 @@ def requests(plans: list[SessionPlan]) -> list[tuple[int, int]]:
 def test_same_seed_same_sessions_other_seed_other_sessions() -> None:
     assert sessions(40, seed=3) == sessions(40, seed=3)
     assert sessions(40, seed=3) != sessions(40, seed=4)
+
+
+def test_wrong_labels_change_nothing_but_the_labels() -> None:
+    right = sessions(400)
+    wrong = sessions(400, WorkloadConfig(mislabelled=0.2, unlabelled=0.1))
+    assert [replace(plan, label=None) for plan in wrong] == right
+    assert all(plan.declared_class == plan.workload_class for plan in right)
+    count = Counter("none" if not plan.declared_class else plan.declared_class == plan.workload_class for plan in wrong)
+    assert count["none"] / 400 == pytest.approx(0.1, abs=0.04)
+    assert count[False] / 400 == pytest.approx(0.2, abs=0.05)
+    assert {plan.declared_class for plan in wrong} == {"", *CLASSES}
+    assert wrong == sessions(400, WorkloadConfig(mislabelled=0.2, unlabelled=0.1))
 
 
 def test_a_session_does_not_depend_on_those_drawn_before() -> None:

@@ -147,6 +147,31 @@ def test_explain_says_where_a_session_is_that_is_not_held(phase: scheduler.Phase
     assert "why admit" in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("declared", "inferred", "line"),
+    [
+        ("agentic", "", None),
+        ("agentic", "agentic", None),
+        ("tools", "agentic", "  declared as tools; behaves like agentic(0.97)"),
+        ("agentic", "rlvr", "  declared as agentic; behaves like rlvr(0.97)"),
+        ("", "", "  declared no class"),
+    ],
+)
+def test_explain_says_what_is_wrong_with_a_label(declared: str, inferred: str, line: str | None) -> None:
+    sure = 0.97 if inferred else 0.0
+    session = samples.session(declared_class=declared, inferred_class=inferred, inferred_confidence=sure)
+    lines = list(explanation(inspector.GetSessionResponse(session=session), samples.NOW))
+    assert [text for text in lines if "declared" in text] == ([line] if line else [])
+
+
+def test_describe_session_shows_what_it_behaves_like(run: Run, server: FakeServer) -> None:
+    session = samples.session(inferred_class="rlvr", inferred_confidence=0.9)
+    server.answers["GetSession"] = inspector.GetSessionResponse(session=session)
+    assert _fields(run("describe", "session", "s1").stdout)["Behaves like"] == "rlvr(0.90)"
+    server.answers["GetSession"] = inspector.GetSessionResponse(session=samples.session())
+    assert _fields(run("describe", "session", "s1").stdout)["Behaves like"] == "<none>"
+
+
 def test_explain_shows_what_enforce_would_have_said() -> None:
     answer = inspector.GetSessionResponse(session=samples.session(), hold=samples.hold("POOL_CAP"))
     assert any("in mode ENFORCE it would be held: reason=POOL_CAP" in line for line in explanation(answer, samples.NOW))

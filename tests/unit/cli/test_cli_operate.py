@@ -95,14 +95,16 @@ def test_config_of_an_unknown_pool_is_not_found(run: Run, server: FakeServer) ->
 def test_config_set_masks_what_was_given(run: Run, configured: FakeServer) -> None:
     line = run(
         "config", "set", "--policy", "misa-t", "--mode", "observe", "--headroom", "0.9", "--lease-ttl", "2m",
-        "--max-sessions", "0", "--unset", "max-policy-lag",
+        "--max-sessions", "0", "--unset", "max-policy-lag", "--class-inference", "unlabelled",
     ).stdout  # fmt: skip
     request = configured.last("ConfigurePool")
     assert set(request.update_mask.paths) == {
         "policy", "mode", "headroom", "lease_ttl", "max_sessions_per_instance", "max_policy_lag",
+        "class_inference",
     }  # fmt: skip
     config = request.config
     assert (config.policy, config.mode, config.headroom) == ("misa-t", operator.MODE_OBSERVE, 0.9)
+    assert config.class_inference == operator.CLASS_INFERENCE_UNLABELLED
     assert config.lease_ttl.seconds == 120
     assert config.HasField("max_sessions_per_instance")
     assert not config.HasField("max_policy_lag")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moorage.collect import runner
+from moorage.credentials import Proof
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.fake import Code, Failure, FakeServer
 
@@ -118,9 +119,19 @@ def test_collect_passes_its_options_on(run: Run, collected: list[runner.Collecto
     )  # fmt: skip
     assert collected == [
         runner.CollectorSettings(
-            urls=("http://h:1",), pool="p", server="s:1", interval=0.5, timeout=0.2, token="t", engine="vllm"
+            urls=("http://h:1",), pool="p", server="s:1", interval=0.5, timeout=0.2, proof=Proof("t"), engine="vllm"
         )
     ]
+
+
+def test_collect_is_told_where_kv_events_are(run: Run, server: FakeServer, collected: list[Any]) -> None:
+    where = ("a=tcp://h:5557,tcp://h:5558", "b=off")
+    run("collect", "sglang", "--url", "http://h:1", "--kv-events", where[0], "--kv-events", where[1])
+    assert collected == [
+        runner.CollectorSettings(urls=("http://h:1",), server=server.address, engine="sglang", kv_events=where)
+    ]
+    refused = run("collect", "vllm", "--url", "http://h:1", "--kv-events", "h:5557", code=2)
+    assert "KV events are given as NAME=tcp://HOST:PORT" in refused.stderr
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -154,7 +165,8 @@ def test_collect_finds_engines(
         (["--kube-port", "8000"], "only with a label selector"),
         (["--kube-selector", "app=x", "--kube-port", "0"], "--kube-port"),
         (["--url", "http://h:1", "--interval", "0"], "interval must be"),
-        (["--url", "http://h:1", "--tls"], "plain text"),
+        (["--url", "http://h:1", "--server", "h:1", "--token", "t"], "in clear text"),
+        (["--url", "http://h:1", "--key", __file__], "--cert and --key go together"),
         (["--url", "ftp://h"], "ftp://h"),
     ],
 )

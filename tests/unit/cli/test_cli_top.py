@@ -38,6 +38,17 @@ def test_the_title_names_pool_policy_mode_and_time() -> None:
     assert "OBSERVE (nothing is held" in observed
 
 
+def test_labels_are_mentioned_only_where_something_is_wrong_with_them() -> None:
+    config = operator.PoolConfig(class_inference=operator.CLASS_INFERENCE_ALL)
+    assert _answer("Labels", pool=samples.pool(mislabelled_total=3, inferred_total=2, config=config)) == (
+        "5 without a class, 1 of a class nobody knows, 3 contradicted by behaviour; inference all, "
+        "2 under an inferred class"
+    )
+    assert "; inference off, " in _answer("Labels")
+    quiet = _frame(pool=samples.pool(unlabelled_total=0, unknown_class_total=0))
+    assert not [line for line in quiet if line.startswith("Labels")]
+
+
 @pytest.mark.parametrize(
     ("pressure", "hit_rate", "brake", "verdict"),
     [

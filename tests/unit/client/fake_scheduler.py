@@ -282,13 +282,13 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 @contextmanager
-def serve(fake: FakeScheduler, *, secure: bool = False) -> Iterator[str]:
+def serve(fake: FakeScheduler, *, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
     """Serves it on a free port of the loopback; yields HOST:PORT."""
     pool = futures.ThreadPoolExecutor(max_workers=32)
     server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
-    local = grpc.local_server_credentials() if secure else None
-    port = server.add_secure_port("127.0.0.1:0", local) if local else server.add_insecure_port("127.0.0.1:0")
+    anywhere = "127.0.0.1:0"
+    port = server.add_secure_port(anywhere, credentials) if credentials else server.add_insecure_port(anywhere)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -150,7 +150,7 @@ async def _cancel_a_wait(fake: FakeScheduler, client: AsyncClient) -> None:
 
 async def test_calls_travel_over_secure_channels(fake: FakeScheduler) -> None:
     local = grpc.local_channel_credentials()
-    with serve(fake, secure=True) as target:
+    with serve(fake, credentials=grpc.local_server_credentials()) as target:
         async with AsyncClient(target, credentials=local, token="secret") as client:
             assert (await client.admit("a")).decision == Decision.DECISION_PLACE
         with Client(target, credentials=local) as sync_client:

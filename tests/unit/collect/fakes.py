@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from moorage.collect.exposition import parse_page
 from moorage.collect.vllm_page import PageReading, read_page
 from moorage.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.unit.collect.prefix_ledger import PrefixLedger
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "vllm-0.32"
 CRAFTED = Path(__file__).parents[2] / "fixtures" / "sglang-0.5.23"
@@ -76,7 +77,9 @@ StartEngine = Callable[..., Awaitable[FakeEngine]]
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Takes heartbeats. `next_seconds` is its next_interval; `strangers` are asked to register again, once."""
+    """Takes heartbeats. `next_seconds` is its next_interval; `strangers` are asked to register again, once; `ledger`
+    takes the prefix updates.
+    """
 
     def __init__(self) -> None:
         self.requests: list[scheduler_pb2.HeartbeatRequest] = []
@@ -85,6 +88,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.strangers: set[str] = set()
         self.failure: grpc.StatusCode | None = None
         self.address = ""
+        self.ledger = PrefixLedger()
         self._news = asyncio.Event()
 
     async def Heartbeat(
@@ -97,7 +101,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.failure is not None:
             await context.abort(self.failure, "as told")
         acks = [self._ack(snapshot) for snapshot in request.instances]
-        response = scheduler_pb2.HeartbeatResponse(instances=acks)
+        told = [self.ledger.take(update) for update in request.prefixes]
+        response = scheduler_pb2.HeartbeatResponse(instances=acks, prefixes=told)
         if self.next_seconds is not None:
             response.next_interval.CopyFrom(Duration(nanos=round(self.next_seconds * 1e9)))
         return response

@@ -182,10 +182,12 @@ async def test_errors_and_floods_are_errors(engine: FakeEngine, reader: VllmRead
 
 async def test_no_answer_is_unreachable(engine: FakeEngine, reader: VllmReader, http: httpx.AsyncClient) -> None:
     engine.answers["/metrics"] = hang
-    with pytest.raises(EngineUnreachable, match="no answer"):
+    with pytest.raises(EngineUnreachable, match="no answer") as silent:
         await reader.read(0.1)
+    assert not silent.value.refused
     engine.answers["/metrics"] = answer_other_protocol
     with pytest.raises(EngineUnreachable, match="ProtocolError"):
         await reader.read(2.0)
-    with pytest.raises(EngineUnreachable, match="ConnectError"):
+    with pytest.raises(EngineUnreachable, match="ConnectError") as nobody:
         await VllmReader(Target("nobody", "http://127.0.0.1:9"), http).read(2.0)
+    assert nobody.value.refused

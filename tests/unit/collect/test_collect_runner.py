@@ -14,6 +14,7 @@ from moorage.collect.dns import DnsDiscovery
 from moorage.collect.heartbeat import MAX_ITEMS, ServerLine, open_channel
 from moorage.collect.kubernetes import ClusterAccess
 from moorage.collect.runner import CollectorSettings, discoveries_of, run
+from moorage.credentials import Proof
 from moorage.v1.scheduler_pb2 import InstanceSnapshot
 from tests.unit.collect.fakes import FakeScheduler, StartEngine, crafted, hang, recording
 
@@ -37,7 +38,7 @@ async def test_two_engines_one_stream_of_heartbeats(start_engine: StartEngine, s
     )
     second = await start_engine({"/metrics": recording("load_00")})
     settings = CollectorSettings(
-        [first.url, f"blue={second.url}"], pool="math", server=scheduler.address, interval=0.2, token="s3cret"
+        [first.url, f"blue={second.url}"], pool="math", server=scheduler.address, interval=0.2, proof=Proof("s3cret")
     )
     name = first.url.removeprefix("http://")
     async with collecting(settings):

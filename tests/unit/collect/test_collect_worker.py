@@ -8,8 +8,8 @@ import pytest
 
 from moorage.collect.logs import line
 from moorage.collect.reader import EngineUnreachable, EngineUnreadable, Reading
-from moorage.collect.worker import Board, EngineState, EngineWorker, Pace
-from moorage.v1.scheduler_pb2 import InstanceSnapshot
+from moorage.collect.worker import REFUSALS, REPEATS, Board, EngineState, EngineWorker, Pace
+from moorage.v1.scheduler_pb2 import INSTANCE_STATE_STOPPED, InstanceSnapshot
 
 
 class ScriptedReader:
@@ -148,3 +148,41 @@ def test_pace_follows_the_server_unless_fixed() -> None:
 def test_log_lines_keep_to_one_line() -> None:
     text = line("e", plain="x:1", quoted='two words "here"', broken="a\nb", empty="", number=1.23456, none=None)
     assert text == "event=e plain=x:1 quoted='two words \"here\"' broken='a\\nb' empty='' number=1.235 none=None"
+
+
+async def test_an_engine_where_nobody_listens_any_more_is_reported_as_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    """At the third refusal in a row, and again until it is taken; a silent one is not."""
+    refused, silent = EngineUnreachable("refused", refused=True), EngineUnreachable("no answer")
+    outcomes: list[Reading | Exception] = [
+        reading(7), refused, refused, silent, refused, refused, refused, refused, reading(1, "start-2"),
+    ]  # fmt: skip
+    board = Board()
+    worker = EngineWorker("a", ScriptedReader(outcomes), board, Pace(1.0, None))
+    await look(worker, 1)
+    assert [s.sequence for s in board.take()] == [7]
+    await look(worker, 5)
+    assert board.take() == []
+    for sequence in (8, 9):
+        await look(worker, 1)
+        (stopped,) = board.take()
+        assert (stopped.state, stopped.sequence, stopped.incarnation) == (INSTANCE_STATE_STOPPED, sequence, "start-1")
+    assert len(messages(caplog, "engine_stopped")) == 1
+    await look(worker, 1)
+    assert [s.incarnation for s in board.take()] == ["start-2"]
+
+
+async def test_what_was_said_often_enough_is_not_said_again() -> None:
+    board = Board()
+    outcomes: list[Reading | Exception] = [reading(), EngineUnreachable("refused", refused=True)]
+    worker = EngineWorker("a", ScriptedReader(outcomes), board, Pace(1.0, None))
+    await look(worker, REFUSALS + REPEATS)
+    assert len(board.take()) == 1
+    await look(worker, 20)
+    assert board.take() == []
+
+
+async def test_an_engine_that_was_never_there_is_not_reported() -> None:
+    board = Board()
+    worker = EngineWorker("a", ScriptedReader([EngineUnreachable("refused", refused=True)]), board, Pace(1.0, None))
+    await look(worker, 5)
+    assert board.take() == []

@@ -91,6 +91,19 @@ def test_observe_takes_differences_and_accrues_to_now() -> None:
     assert (exposure.gap_s, exposure.gaps) == (2.5, 2)
 
 
+def test_a_session_of_another_class_takes_along_what_it_accrued() -> None:
+    exposure = Exposure(block_s=50.0, session_s=5.0, completions=3.0, gap_s=4.0, gaps=2.0)
+    before = Class(block_ms=30_000, session_ms=3_000, accrued_ms=NOW, gap_ms=2_000, gaps=1)
+    estimates.observe(exposure, before, NOW, 0.0)
+    after = Class(block_ms=12_000, session_ms=1_000, accrued_ms=NOW, relabelled=1)
+    estimates.observe(exposure, after, NOW, 0.0)
+    assert (exposure.block_s, exposure.session_s, exposure.gap_s, exposure.gaps) == (32.0, 3.0, 2.0, 1.0)
+    # Of evidence that has faded no more can go than is left.
+    exposure.block_s = 1.0
+    estimates.observe(exposure, Class(relabelled=2, session_ms=1_000, accrued_ms=NOW), NOW, 0.0)
+    assert (exposure.block_s, exposure.session_s) == (0.0, 3.0)
+
+
 def test_counters_that_start_again_take_nothing_away() -> None:
     exposure = Exposure(block_s=50.0, session_s=5.0, completions=3.0)
     estimates.observe(exposure, Class(block_ms=900_000, session_ms=90_000, accrued_ms=NOW), NOW, 0.0)

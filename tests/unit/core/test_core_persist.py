@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage_server.core import controller, persist
+from moorage_server.core import controller, labels, persist
 from moorage_server.core.controller import Happened, State
 from moorage_server.core.estimates import Exposure
+from moorage_server.core.labels import Memory
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import Survival
-from moorage_server.core.view import Class, Ended
+from moorage_server.core.view import Ask, Class, Ended
 from moorage_server.core.watch import Watched
 from tests.unit.core.builders import instance, later, pool, row
 
@@ -63,11 +64,19 @@ watched = st.builds(
     Watched, names, brakes, counts, st.one_of(st.none(), amounts), maybe, counts, st.tuples(maybe, maybe, maybe),
     counts, st.booleans(),
 )  # fmt: skip
+behaviours = st.builds(
+    lambda prompt, turns, over: labels.behaviour(Ask("s", "", prompt_tokens=prompt), turns=turns, over=over).encode(),
+    st.integers(0, 2**40),
+    st.one_of(st.none(), st.integers(1, 100)),
+    st.booleans(),
+)
+memories = st.builds(Memory, st.dictionaries(names, st.lists(behaviours, min_size=1, max_size=4), max_size=3))
 states = st.builds(
     State,
     counts,
     st.dictionaries(names, exposures, max_size=3),
     st.dictionaries(names, watched, max_size=3),
+    memories,
 )
 
 

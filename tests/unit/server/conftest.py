@@ -25,8 +25,11 @@ from moorage_server.store.keys import instance_key
 class World:
     """Stubs of a running server, and short ways to fill its pools."""
 
-    def __init__(self, control: ControlPlane, services: Services, server: MoorageServer, channel: Any) -> None:
+    def __init__(
+        self, control: ControlPlane, services: Services, server: MoorageServer, channel: Any, address: str
+    ) -> None:
         self.control, self.services, self.server = control, services, server
+        self.channel, self.address = channel, address
         self.scheduler: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.inspector: Any = inspector_pb2_grpc.InspectorServiceStub(channel)
         self.operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
@@ -72,14 +75,17 @@ Open = Callable[..., AbstractAsyncContextManager[World]]
 
 @pytest.fixture
 def world() -> Open:
-    """``async with world(pools) as w``."""
+    """``async with world(pools, credentials of a TLS channel, keys of the settings) as w``."""
 
     @asynccontextmanager
-    async def run(pools: Mapping[str, PoolConfig] | None = None) -> AsyncIterator[World]:
+    async def run(
+        pools: Mapping[str, PoolConfig] | None = None, credentials: Any = None, **changes: Any
+    ) -> AsyncIterator[World]:
         store = await open_store(None, embedded=True)
         control = ControlPlane(store, pools or {})
         services = Services(control)
-        server = MoorageServer(Settings(listen="127.0.0.1:0"), services.register, store.ping)
+        settings = Settings.model_validate({"listen": "127.0.0.1:0", **changes})
+        server = MoorageServer(settings, services.register, store.ping)
         address = server.bind()
         for name in pools or {}:
             # The control plane does this in the background; the tests' first call should not race it.
@@ -88,13 +94,19 @@ def world() -> Open:
         await server.start()
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         try:
-            async with grpc.aio.insecure_channel(address, options=options) as channel:
-                yield World(control, services, server, channel)
+            async with _channel(address, credentials, options) as channel:
+                yield World(control, services, server, channel, address)
         finally:
             await server.stop(services.drain)
             await store.close()
 
     return run
+
+
+def _channel(address: str, credentials: Any, options: Any) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class Refusal:
@@ -106,6 +118,8 @@ class Refusal:
         info = error_details_pb2.ErrorInfo()
         for packed in status_pb2.Status.FromString(trailers.get("grpc-status-details-bin", b"")).details:
             packed.Unpack(info)
+        self.details = error.details()
+        self.pushback = trailers.get("grpc-retry-pushback-ms")
         self.reason = info.reason
         self.metadata = dict(info.metadata)
 
@@ -120,6 +134,16 @@ def refusal() -> Callable[[Any], Any]:
         return Refusal(caught.value)
 
     return of
+
+
+async def until(probe: Callable[[], Any]) -> None:
+    """Returns once the probe, which may be a coroutine, answers true."""
+    async with asyncio.timeout(20):
+        while True:
+            found = probe()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.02)
 
 
 @pytest.fixture

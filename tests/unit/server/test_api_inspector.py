@@ -183,8 +183,10 @@ async def test_a_session_through_its_life(world: Any) -> None:
         session = answer.session
         assert (session.phase, session.context_tokens, session.turn) == (pb.PHASE_TOOL_WAIT, 150, 0)
         assert session.block_seconds > 0
-        assert [h.kind for h in answer.history] == ["admit"]
-        assert answer.history[0].instance_id == "i"
+        # Class x is none that the pool knows.
+        assert [h.kind for h in answer.history] == ["label", "admit"]
+        assert answer.history[0].reason == "declared class is unknown"
+        assert answer.history[1].instance_id == "i"
 
         await w.scheduler.Release(pb.ReleaseRequest(session_id="s", lease_token=token, outcome=pb.OUTCOME_PAUSED))
         session = (await get()).session

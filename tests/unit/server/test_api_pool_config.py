@@ -37,6 +37,7 @@ FULL = PoolConfig(
     healthy_hit_rate=0.75,
     max_passes=3,
     max_policy_lag=0,
+    class_inference="unlabelled",
 )
 
 
@@ -76,9 +77,10 @@ def test_a_mask_takes_its_fields_only() -> None:
 
 
 def test_a_masked_field_that_is_absent_returns_to_its_default() -> None:
-    result = merged(FULL, ask(["max_policy_lag", "mode", "policy"]))
+    result = merged(FULL, ask(["max_policy_lag", "mode", "policy", "class_inference"]))
     assert result.max_policy_lag is None
     assert result.mode == PoolConfig().mode
+    assert result.class_inference == "off"
     assert result.policy == PoolConfig().policy
 
 

@@ -9,7 +9,7 @@ local function finish(sid, row, outcome, kind, reason)
   if row.st == 'live' then leave_home(sid, row) end
   if row.st == 'held' then dequeue(sid, row.class) end
   local admitted = row.admitted and row.admitted ~= '' and tonumber(row.admitted) or nil
-  local cost = fields(key, 'z', 'peak', 'ask', 'endctx', 'endclears')
+  local cost = fields(key, 'z', 'peak', 'ask', 'declared', 'turn', 'gapn', 'gap', 'mis', 'endctx', 'endclears')
   local duration = admitted and math.max(0, now - admitted) or 0
   local z, peak = admitted and cost.z or '0', admitted and cost.peak or '0'
   if admitted then
@@ -17,7 +17,9 @@ local function finish(sid, row, outcome, kind, reason)
     if outcome == 'COMPLETED' then call('HINCRBY', CLASSES, 'done:' .. row.class, 1) end
     local done = P .. 'done:' .. sid
     call('HSET', done, 'class', row.class, 'outcome', outcome, 'duration', text(duration), 'z', z, 'peak', peak,
-      'ctx', row.ctx or '', 'inst', row.inst or '', 'admitted', row.admitted, 'ask', cost.ask or '')
+      'ctx', row.ctx or '', 'inst', row.inst or '', 'admitted', row.admitted, 'ask', cost.ask or '',
+      'declared', cost.declared or '', 'turn', cost.turn or '', 'gapn', cost.gapn or 0, 'gap', cost.gap or 0,
+      'mis', cost.mis or '0')
     call('PEXPIRE', done, RESIDENCY_KEPT_MS)
   end
   if outcome == 'PAUSED' then

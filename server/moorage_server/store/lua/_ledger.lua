@@ -66,11 +66,14 @@ local function move_in(sid, class, ikey)
   call('HINCRBY', P .. 'i:' .. ikey, 'ses', 1)
   call('HINCRBY', P .. 'i:' .. ikey, 'c:' .. class, 1)
   call('SADD', P .. 'home:' .. ikey, sid)
+  call('HSET', P .. 's:' .. sid, 'home_at', now)
 end
 
 -- Takes a living session off its home: its blocks are free, its counters move, its block-time is settled.
 local function leave_home(sid, row)
   set_blocks(sid, row.class, row.inst, 0)
+  local came = tonumber(call('HGET', P .. 's:' .. sid, 'home_at') or now)
+  if now > came then call('HINCRBY', P .. 's:' .. sid, 'd', text(now - came)) end
   leave_group(row.inst, row.group or '')
   accrue_class(row.class)
   call('HINCRBY', CLASSES, 'act:' .. row.class, -1)

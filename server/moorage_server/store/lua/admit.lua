@@ -1,5 +1,5 @@
 -- Admits a session: checks and commits the first candidate that still fits, else puts the session in the queue.
--- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former
+-- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former _label
 --
 -- ARGV  2 request id ('' = none)   3 hash of the request's body   4 session   5 class in force   6 declared class
 --       7 group ('' = none)        8 policy version ('' = unknown)  9 tokens to book
@@ -7,7 +7,7 @@
 --       13 reason of the hold      14 detail of the hold
 --       15 retry after             16 place in the queue kept for  17 present for (so long nobody passes it)
 --       18 1 = observe: commit without guards                     19 step of the class's virtual time
---       20 credit of virtual time  21 REJECT = refuse for good, else ''  22 'UNLABELLED' | 'UNKNOWN' | ''
+--       20 credit of virtual time  21 REJECT = refuse for good, else ''  22 JSON: what the label is worth (_label)
 --       23 group size              24 ticket of the call, for withdraw.lua
 --       25 1 = the caller waits inside the call
 --       26 1 = the caller knows where a paused session was at home
@@ -43,8 +43,6 @@ local homeless = old.homeless == '1'
 local group = homeless and old.group or ARGV[7]
 if old.st == 'held' then class = old.class end
 
-if ARGV[22] ~= '' and not old.st then call('HINCRBY', POOL, ARGV[22] == 'UNKNOWN' and 'unknown' or 'unlabelled', 1) end
-
 if ARGV[21] == 'REJECT' and not homeless then
   if old.st == 'held' then dequeue(sid, class) end
   call('DEL', key)
@@ -53,6 +51,12 @@ if ARGV[21] == 'REJECT' and not homeless then
   touch(sid)
   emit('reject', sid, '', 'DECISION_REJECT', ARGV[13], 'class', class, 'detail', ARGV[14])
   return remember(rid, body, { 'REJECTED', ARGV[13], old.since or text(now), ARGV[14], class })
+end
+
+if old.st ~= 'held' then
+  local label = cjson.decode(ARGV[22])
+  class = bounded(class, label)
+  note_label(sid, class, ARGV[6], label, not old.st)
 end
 
 local candidates, at = tonumber(ARGV[27]), 28
@@ -89,7 +93,8 @@ local function commit(c, row)
     'blocks', 0, 'at', now, 'reason', '', 'present', 0, 'ctx_at', now, 'ticket', homeless and '' or ARGV[24])
   if not homeless then
     describe(old.rank or rank_of_arrival(group), old.since or now)
-    call('HSET', key, 'admitted', now, 'z', 0, 'peak', 0, 'endctx', '', 'turn', '', 'endturn', '')
+    call('HSET', key, 'admitted', now, 'z', 0, 'd', 0, 'gap', 0, 'gapn', 0, 'peak', 0, 'endctx', '', 'turn', '',
+      'endturn', '')
     call('HDEL', key, 'was', 'was_inc', 'was_clears', 'was_ctx')
     call('HINCRBY', CLASSES, 'adm:' .. class, 1)
     take_turn()

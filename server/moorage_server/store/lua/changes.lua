@@ -14,10 +14,11 @@ for i = 1, #members, 2 do
   local sid = members[i]
   reached = members[i + 1]
   local row = call('HMGET', P .. 's:' .. sid, 'st', 'class', 'inst', 'ctx', 'ctx_at', 'shr', 'phase', 'admitted', 'ask',
-    'group', 'turn', 'since')
+    'group', 'turn', 'since', 'declared', 'gapn', 'gap', 'inf', 'conf', 'mis', 'moves')
   local done = false
   if not row[1] or row[1] == 'paused' then
-    local ended = call('HMGET', P .. 'done:' .. sid, 'class', 'outcome', 'duration', 'z', 'ctx', 'admitted', 'ask')
+    local ended = call('HMGET', P .. 'done:' .. sid, 'class', 'outcome', 'duration', 'z', 'ctx', 'admitted', 'ask',
+      'declared', 'turn', 'gapn', 'gap', 'mis')
     done = ended[1] and ended or false
     row = false
     call('ZREM', P .. 'changed', sid)

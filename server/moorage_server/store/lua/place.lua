@@ -3,9 +3,9 @@
 --
 -- ARGV  2 request id  3 hash of the body  4 session  5 token  6 turn ('' = unknown)  7 prompt tokens ('' = unknown)
 --       8 silence after which an instance is gone
--- Returns {'PLACED', instance, incarnation, token, ttl, expires, cached, moved = 0}
+-- Returns {'PLACED', instance, incarnation, token, ttl, expires, cached, moved = 0, class}
 --       | {'HOMELESS', why, ask, class, tokens, group, policy version}     to be placed anew, through admit.lua
---       | {'WAIT', state}                       home is alive but does not serve
+--       | {'WAIT', state, class}                home is alive but does not serve
 --       | {'UNKNOWN', 1 if the pool is known} | {'STALE'} | {'HELDSTATE'} | {'REUSED'}
 local sid = ARGV[4]
 local key = P .. 's:' .. sid
@@ -36,7 +36,7 @@ if row.st == 'live' then
   elseif home.state == 'PAUSED' or home.state == 'SLEEPING' then
     renew(sid, tonumber(row.ttl))
     claim(ARGV[2], ARGV[3])
-    return { 'WAIT', home.state }
+    return { 'WAIT', home.state, row.class }
   else
     local prompt = tonumber(ARGV[7])
     set_phase(sid, row, 'RUNNING')
@@ -49,7 +49,8 @@ if row.st == 'live' then
     local expires = renew(sid, tonumber(row.ttl))
     local cached = left_behind(row, home)
     if cached == '' then cached = row.cached or '' end
-    return remember(ARGV[2], ARGV[3], { 'PLACED', row.inst, row.inc, row.token, row.ttl, text(expires), cached, 0 })
+    local answer = { 'PLACED', row.inst, row.inc, row.token, row.ttl, text(expires), cached, 0, row.class }
+    return remember(ARGV[2], ARGV[3], answer)
   end
 end
 if ARGV[7] ~= '' and tonumber(ARGV[7]) > tonumber(row.ctx) then

@@ -3,7 +3,8 @@
 --
 -- Returns 1 if nothing is left, 0 if the pool is in use
 if call('HEXISTS', POOL, 'named') == 1 or call('ZCARD', P .. 'sessions') > 0 then return 0 end
-for _, name in ipairs({ 'classes', 'changed', 'leases', 'held', 'queues', 'events', 'policy', 'state', 'tick' }) do
+local names = { 'classes', 'changed', 'leases', 'held', 'queues', 'names', 'events', 'policy', 'state', 'tick' }
+for _, name in ipairs(names) do
   call('DEL', P .. name)
 end
 call('DEL', POOL)
