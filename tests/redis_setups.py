@@ -18,9 +18,10 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from tests.certificates import Authority
 from tests.integration.processes import PATIENCE_S, eventually
 
-MASTER = "ledger"
+MASTER, PASSWORD = "ledger", "hush"
 #: Milliseconds of silence after which a sentinel believes that the primary is down.
 DOWN_AFTER_MS = 1_000
 
@@ -54,21 +55,63 @@ def _until(probe: Callable[[], object]) -> None:
     eventually(asked)
 
 
+class Guard:
+    """How a setup is guarded: in the clear and open to all, or by TLS of a CA of its own and a password."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.ca: str | None = None
+        self._options: dict[str, str] = {}
+        self._arguments: dict[str, Any] = {}
+        if folder is not None:
+            authority = Authority()
+            (folder / "ca.pem").write_bytes(authority.pem)
+            certificate, key = authority.server().write(folder, "redis")
+            self.ca = str(folder / "ca.pem")
+            self._options = {"tls-cert-file": certificate, "tls-key-file": key, "tls-ca-cert-file": self.ca}
+            self._options |= {"tls-auth-clients": "no", "tls-replication": "yes", "requirepass": PASSWORD}
+            self._arguments = {"ssl": True, "ssl_ca_certs": self.ca, "password": PASSWORD}
+
+    def options(self, port: int) -> dict[str, str]:
+        """What a server is started with."""
+        listening = {"port": str(port)} if self.ca is None else {"port": "0", "tls-port": str(port)}
+        return {"bind": "127.0.0.1", **listening, **self._options}
+
+    def client(self, port: int) -> Any:
+        """A client of one server."""
+        return Redis(port=port, socket_timeout=5, **self._arguments)
+
+    def url(self, address: str = "") -> str:
+        """The URL with what it takes to be let in; the CA is told elsewhere."""
+        return f"redis://{address}" if self.ca is None else f"rediss://:{PASSWORD}@{address}"
+
+
 class Node:
     """One process of redis-server or redis-sentinel on loopback."""
 
-    def __init__(self, folder: Path, port: int, program: str, *options: str) -> None:
+    def __init__(self, folder: Path, port: int, guard: Guard, program: str, *arguments: str) -> None:
         folder.mkdir()
         self.port = port
         self.address = f"127.0.0.1:{port}"
-        self.client: Any = Redis(port=port, socket_timeout=5)
-        self._process = subprocess.Popen([program, *options], cwd=folder, stdout=subprocess.DEVNULL)
+        self.client = guard.client(port)
+        self._process = subprocess.Popen([program, *arguments], cwd=folder, stdout=subprocess.DEVNULL)
 
     @classmethod
-    def server(cls, folder: Path, port: int, *options: str) -> Node:
+    def server(cls, folder: Path, port: int, guard: Guard, **options: str) -> Node:
         """A redis-server that keeps nothing."""
-        plain = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        return cls(folder, port, "redis-server", *plain, *options)
+        told = {**guard.options(port), "save": "", "appendonly": "no", **options}
+        return cls(folder, port, guard, "redis-server", *(part for k, v in told.items() for part in (f"--{k}", v)))
+
+    @classmethod
+    def sentinel(cls, folder: Path, port: int, guard: Guard, primary: int) -> Node:
+        """A redis-sentinel."""
+        watch = [f"monitor {MASTER} 127.0.0.1 {primary} 2", f"down-after-milliseconds {MASTER} {DOWN_AFTER_MS}"]
+        watch += [f"failover-timeout {MASTER} 5000"]
+        if guard.ca is not None:
+            watch.append(f"auth-pass {MASTER} {PASSWORD}")
+        lines = [f"{name} {value}" for name, value in guard.options(port).items()]
+        config = folder.with_suffix(".conf")
+        config.write_text("\n".join([*lines, *(f"sentinel {line}" for line in watch), ""]), encoding="utf-8")
+        return cls(folder, port, guard, "redis-sentinel", str(config))
 
     def kill(self) -> None:
         """SIGKILL: it says nothing to anybody."""
@@ -90,27 +133,43 @@ class Node:
             self.kill()
 
 
-class Sentinels:
+class _Setup:
+    """Processes that end together."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def close(self) -> None:
+        """Ends all that is left."""
+        for node in self.nodes:
+            node.stop()
+
+
+class Sentinels(_Setup):
     """A primary, its replica, and three sentinels that watch them."""
 
-    def __init__(self, folder: Path) -> None:
-        ports = _free_ports(5)
-        self.primary = Node.server(folder / "primary", ports[0], "--repl-diskless-sync-delay", "0")
-        replica_of = ("--replicaof", "127.0.0.1", str(ports[0]))
-        self.replica = Node.server(folder / "replica", ports[1], "--repl-diskless-sync-delay", "0", *replica_of)
-        self.nodes = [self.primary, self.replica]
+    def __init__(self, folder: Path, guard: Guard | None = None) -> None:
+        super().__init__()
+        self.guard = guard or Guard()
+        try:
+            self._start(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, folder: Path) -> None:
+        primary, replica, *sentinels = _free_ports(5)
+        options = {"repl-diskless-sync-delay": "0"}
+        if self.guard.ca is not None:
+            options["masterauth"] = PASSWORD
+        self.nodes.append(Node.server(folder / "primary", primary, self.guard, **options))
+        options["replicaof"] = f"127.0.0.1 {primary}"
+        self.nodes.append(Node.server(folder / "replica", replica, self.guard, **options))
+        self.primary, self.replica = self.nodes
         _until(self.primary.client.ping)
         _until(lambda: self.replica.client.info("replication")["master_link_status"] == "up")
-        for number, port in enumerate(ports[2:]):
-            config = folder / f"sentinel-{number}.conf"
-            config.write_text(
-                f"port {port}\nbind 127.0.0.1\n"
-                f"sentinel monitor {MASTER} 127.0.0.1 {ports[0]} 2\n"
-                f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n"
-                f"sentinel failover-timeout {MASTER} 5000\n",
-                encoding="utf-8",
-            )
-            self.nodes.append(Node(folder / f"sentinel-{number}", port, "redis-sentinel", str(config)))
+        for number, port in enumerate(sentinels):
+            self.nodes.append(Node.sentinel(folder / f"sentinel-{number}", port, self.guard, primary))
         self.sentinels = self.nodes[2:]
         _until(lambda: all(self._complete(sentinel) for sentinel in self.sentinels))
 
@@ -124,28 +183,37 @@ class Sentinels:
     def environment(self) -> dict[str, str]:
         """Variables that point a server at this store."""
         addresses = ",".join(sentinel.address for sentinel in self.sentinels)
-        return {"MOORAGE_REDIS_SENTINELS": addresses, "MOORAGE_REDIS_MASTER_NAME": MASTER}
+        named = {"MOORAGE_REDIS_SENTINELS": addresses, "MOORAGE_REDIS_MASTER_NAME": MASTER}
+        return named if self.guard.ca is None else {**named, "MOORAGE_REDIS_URL": self.guard.url()}
 
     def primary_port(self) -> int:
         """Where the sentinels say the primary is."""
         return int(self.sentinels[0].client.sentinel_get_master_addr_by_name(MASTER)[1])
 
-    def close(self) -> None:
-        """Ends all that is left."""
-        for node in self.nodes:
-            node.stop()
 
-
-class Cluster:
+class Cluster(_Setup):
     """Masters that share the slots evenly."""
 
     SLOTS = 16_384
 
-    def __init__(self, folder: Path, masters: int = 3) -> None:
+    def __init__(self, folder: Path, masters: int = 3, guard: Guard | None = None) -> None:
+        super().__init__()
+        self.guard = guard or Guard()
+        try:
+            self._start(folder, masters)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, folder: Path, masters: int) -> None:
         ports = _free_ports(2 * masters)
         buses = dict(zip(ports[:masters], ports[masters:], strict=True))
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "3000", "--cluster-port")
-        self.nodes = [Node.server(folder / f"node-{port}", port, *options, str(bus)) for port, bus in buses.items()]
+        options = {"cluster-enabled": "yes", "cluster-node-timeout": "3000"}
+        if self.guard.ca is not None:
+            options["tls-cluster"] = "yes"
+        for port, bus in buses.items():
+            options["cluster-port"] = str(bus)
+            self.nodes.append(Node.server(folder / f"node-{port}", port, self.guard, **options))
         for node in self.nodes:
             _until(node.client.ping)
         share = self.SLOTS // len(self.nodes) + 1
@@ -164,7 +232,7 @@ class Cluster:
     @property
     def url(self) -> str:
         """One of the nodes."""
-        return f"redis://{self.nodes[0].address}"
+        return self.guard.url(self.nodes[0].address)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -193,7 +261,17 @@ class Cluster:
             node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         return moved
 
-    def close(self) -> None:
-        """Ends all nodes."""
-        for node in self.nodes:
-            node.stop()
+
+class Single(_Setup):
+    """One Redis."""
+
+    def __init__(self, folder: Path, guard: Guard | None = None) -> None:
+        super().__init__()
+        self.guard = guard or Guard()
+        self.nodes.append(Node.server(folder / "single", _free_ports(1)[0], self.guard))
+        _until(self.nodes[0].client.ping)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.guard.url(self.nodes[0].address)

@@ -49,6 +49,13 @@ class _PrimaryConnection(_Packing, SentinelManagedConnection):
 class _PrimaryPool(BlockingConnectionPool, SentinelConnectionPool):
     """Connections to the primary; who finds all in use waits."""
 
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Closes what is idle, as after a failover; or all, and those to the sentinels too."""
+        await super().disconnect(inuse_connections)
+        if inuse_connections:
+            for sentinel in self.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
 
 def pair(redis_url: str, timeout_s: float = TIMEOUT_S) -> tuple[Redis, Redis]:
     """Clients for calls and for a subscription. Raises ValueError for a URL that is none."""

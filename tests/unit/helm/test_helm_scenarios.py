@@ -16,7 +16,7 @@ from tests.unit.helm.chart import CHART, MONITORING, NAMESPACE, SCENARIOS, Helm,
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 
 #: What the chart writes and the server may not know yet.
-COMING = {"health.listen", "metrics", "tls", "auth", "redis.sentinels", "redis.master_name", "redis.cluster"}
+COMING = {"health.listen", "metrics", "tls", "auth"}
 
 SECRETS = {"valkey/password": "pw", "redis/redis-password": "pw", "redis-cluster/url": "rediss://:pw@node-0:6379/0"}
 
