@@ -192,22 +192,28 @@ class Sentinels(_Setup):
 
 
 class Cluster(_Setup):
-    """Masters that share the slots evenly."""
+    """Masters that share the slots evenly; the first one may have a replica, the last of the nodes."""
 
     SLOTS = 16_384
 
-    def __init__(self, folder: Path, masters: int = 3, guard: Guard | None = None) -> None:
+    def __init__(
+        self, folder: Path, masters: int = 3, guard: Guard | None = None, *, with_replica: bool = False
+    ) -> None:
         super().__init__()
         self.guard = guard or Guard()
         try:
-            self._start(folder, masters)
+            self._start(folder, masters + with_replica)
+            self.masters = self.nodes[:masters]
+            self._share_slots()
+            if with_replica:
+                self._replicate(self.nodes[0], self.nodes[-1])
         except BaseException:
             self.close()
             raise
 
-    def _start(self, folder: Path, masters: int) -> None:
-        ports = _free_ports(2 * masters)
-        buses = dict(zip(ports[:masters], ports[masters:], strict=True))
+    def _start(self, folder: Path, count: int) -> None:
+        ports = _free_ports(2 * count)
+        buses = dict(zip(ports[:count], ports[count:], strict=True))
         options = {"cluster-enabled": "yes", "cluster-node-timeout": "3000"}
         if self.guard.ca is not None:
             options["tls-cluster"] = "yes"
@@ -216,14 +222,27 @@ class Cluster(_Setup):
             self.nodes.append(Node.server(folder / f"node-{port}", port, self.guard, **options))
         for node in self.nodes:
             _until(node.client.ping)
-        share = self.SLOTS // len(self.nodes) + 1
         for number, node in enumerate(self.nodes):
-            last = min(self.SLOTS, (number + 1) * share) - 1
-            node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, last)
             node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
             self.nodes[0].client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, buses[node.port])
+
+    def _share_slots(self) -> None:
+        share = self.SLOTS // len(self.masters) + 1
+        for number, node in enumerate(self.masters):
+            last = min(self.SLOTS, (number + 1) * share) - 1
+            node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, last)
         _until(lambda: all(self._complete(node) for node in self.nodes))
+
+    def _replicate(self, master: Node, replica: Node) -> None:
+        replica.client.execute_command("CLUSTER", "REPLICATE", master.client.execute_command("CLUSTER", "MYID"))
+        _until(lambda: replica.client.info("replication").get("master_link_status") == "up")
+        # Only who knows that a replica is one votes for it.
+        _until(lambda: all(b" slave " in node.client.execute_command("CLUSTER", "NODES") for node in self.masters))
+
+    def wait_for_replica(self) -> None:
+        """Until the replica has what the first master acknowledged."""
+        self.masters[0].client.wait(1, 5_000)
 
     def _complete(self, node: Node) -> bool:
         info: bytes = node.client.execute_command("CLUSTER", "INFO")
@@ -257,7 +276,7 @@ class Cluster(_Setup):
             source.client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *names)
             moved += len(names)
             time.sleep(pause_s)
-        for node in (target, source, *self.nodes):
+        for node in (target, source, *self.masters):
             node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         return moved
 
