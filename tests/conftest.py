@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -10,6 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from moorage_server.store import connect, scripts
+from moorage_server.store.cluster import ClusterClient
 from moorage_server.store.redis_store import RedisStore
+from tests.redis_setups import Cluster, needs
 
 #: How scripts read the time, and how they read it in tests: from a key, while there is one.
 _CLOCK_LINE = "local now = clock[1] * 1000 + math.floor(clock[2] / 1000)"
@@ -79,18 +81,10 @@ class RedisServer:
             self._process = None
 
 
-def _needs_redis() -> None:
-    if shutil.which("redis-server") is not None:
-        return
-    if os.environ.get("CI"):
-        pytest.fail("redis-server is not installed: the contract must be tested on a real store")
-    pytest.skip("redis-server is not installed")
-
-
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A real Redis, shared by all tests of the session: do not stop it."""
-    _needs_redis()
+    needs("redis-server")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -100,7 +94,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 @pytest.fixture
 def own_redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A real Redis for one test, which may stop it."""
-    _needs_redis()
+    needs("redis-server")
     server = RedisServer(tmp_path)
     server.start()
     yield server
@@ -127,7 +121,7 @@ class Clock:
 class Backend:
     """One store, empty, private to a test. ``open`` gives the view of it that one server process has."""
 
-    def __init__(self, kind: str, client: Redis, another: Callable[[], Redis], prefix: str) -> None:
+    def __init__(self, kind: str, client: Redis, another: Callable[[], Redis | ClusterClient], prefix: str) -> None:
         self.kind, self.client, self.prefix = kind, client, prefix
         self.clock = Clock(client, f"{prefix}:clock")
         self._another = another
@@ -159,24 +153,38 @@ def settable_clock(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
     monkeypatch.setattr(scripts, "source", with_clock)
 
 
-def make_backend(store: FakeServer | str, timeout_s: float = _PATIENCE_S) -> Backend:
-    """A backend on a fakeredis, or on the Redis at a URL."""
+def make_backend(store: FakeServer | str, timeout_s: float = _PATIENCE_S, *, cluster: bool = False) -> Backend:
+    """A backend on a fakeredis, on the Redis at a URL, or on a Cluster whose only master is there."""
     prefix = f"t{uuid.uuid4().hex}"
 
-    def another() -> Redis:
+    def one() -> Redis:
         if isinstance(store, FakeServer):
             return connect.embedded_clients(store)[0]
         return connect.clients(store, timeout_s)[0]
 
-    kind = "fakeredis" if isinstance(store, FakeServer) else "redis"
-    return Backend(kind, another(), another, prefix)
+    if cluster:
+        assert isinstance(store, str)
+        return Backend("cluster", one(), lambda: ClusterClient(store, timeout_s), prefix)
+    return Backend("fakeredis" if isinstance(store, FakeServer) else "redis", one(), one, prefix)
 
 
-@pytest.fixture(params=["fakeredis", "redis"])
+@pytest.fixture(scope="session")
+def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Cluster of one master, shared by all tests of the session: where the clock is, which all pools share, too."""
+    needs("redis-server")
+    with closing(Cluster(tmp_path_factory.mktemp("cluster"), masters=1)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["fakeredis", "redis", "cluster"])
 async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Backend]:
-    """The same test on both kinds of store."""
-    real = request.param == "redis"
-    made = make_backend(request.getfixturevalue("redis_server").url if real else FakeServer())
+    """The same test on every kind of store."""
+    if request.param == "fakeredis":
+        made = make_backend(FakeServer())
+    elif request.param == "redis":
+        made = make_backend(request.getfixturevalue("redis_server").url)
+    else:
+        made = make_backend(request.getfixturevalue("small_cluster").url, cluster=True)
     settable_clock(monkeypatch, made.prefix)
     yield made
     await made.close()

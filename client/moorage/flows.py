@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from moorage.errors import (
     DeadlineExceeded,
+    FailedPrecondition,
     Held,
     InvalidArgument,
     LeaseLost,
@@ -154,7 +155,8 @@ def next_turn(
         if state.lost is not None:
             raise state.lost
         yield from _place(state, prompt_tokens, prefix_hashes, max_wait, wait_timeout)
-    except (LeaseLost, NotFound) as error:
+    except (LeaseLost, NotFound, FailedPrecondition) as error:
+        # FailedPrecondition: it is held. A failover may have lost the admission, and not the hold before it.
         lost = error if isinstance(error, LeaseLost) else LeaseLost(error.message, code=error.code, reason=error.reason)
         state.lose(lost)
         if not state.options.readmit:

@@ -155,3 +155,12 @@ async def test_nothing_is_left_of_a_pool_that_was_never_named(bare: Steps) -> No
 
 async def test_a_named_pool_is_never_retired(steps: Steps) -> None:
     assert not await steps.store.retire(steps.pool)
+
+
+async def test_who_mirrors_what_a_failover_lost_begins_anew(steps: Steps) -> None:
+    await steps.placed("s")
+    await steps.tick("me")
+    changes = await steps.store.changes(steps.pool, "me", 0, 10)
+    assert changes is not None
+    assert await steps.store.changes(steps.pool, "me", changes.revision, 10) is not None
+    assert await steps.store.changes(steps.pool, "me", changes.revision + 1, 10) is None

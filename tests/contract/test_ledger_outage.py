@@ -12,7 +12,7 @@ from fakeredis import FakeServer
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.errors import StoreUnavailable
-from moorage_server.store import connect
+from moorage_server.store import connect, keys, redis_store
 from moorage_server.store.base import Request
 from moorage_server.store.redis_store import RedisStore
 from tests.conftest import Backend, RedisServer
@@ -25,6 +25,18 @@ async def test_scripts_are_loaded_again_after_a_flush(steps: Steps) -> None:
     assert (await steps.progress("s", placed.token)).status == "OK"
     await steps.backend.client.script_flush()
     await asyncio.gather(*(steps.placed(f"s{n}") for n in range(20)))
+
+
+async def test_a_pool_in_use_is_named_again_where_the_store_forgot_it(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "_TOUCH_S", 0.0)
+    await steps.placed("s")
+    assert steps.pool in await steps.store.pools()
+    await steps.backend.client.delete(keys.pools_key(steps.backend.prefix))
+    assert await steps.store.pools() == []
+    await steps.placed("t")
+    assert await steps.store.pools() == [steps.pool]
 
 
 async def test_a_thousand_calls_at_once_wait_for_connections(steps: Steps) -> None:

@@ -83,7 +83,14 @@ async def _run(settings: Settings, security: Security) -> int:
         return EXIT_CONFIGURATION
     url = settings.redis_url
     try:
-        store = await open_store(url, embedded=settings.embedded, prefix=settings.redis.key_prefix)
+        store = await open_store(
+            url,
+            embedded=settings.embedded,
+            prefix=settings.redis.key_prefix,
+            sentinels=settings.sentinels,
+            master_name=settings.redis.master_name,
+            cluster=settings.redis.cluster,
+        )
     except ValueError as error:
         print(f"moorage serve: redis.url: {redact_text(str(error))}, got {mask_url(url or '')!r}", file=sys.stderr)
         return EXIT_CONFIGURATION
@@ -182,12 +189,12 @@ def _announce(settings: Settings, address: str, security: Security, doors: Mappi
     if settings.embedded:
         where = "embedded store: ALL STATE IS LOST AT EXIT, one process only; --redis-url keeps it"
     else:
-        where = f"store {mask_url(settings.redis_url or '')}"
+        where = f"store {settings.store}"
     print(f"moorage listens on {address}, {where}", flush=True)
     _log.info(
         "listening",
         address=address,
-        store="embedded" if settings.embedded else mask_url(settings.redis_url or ""),
+        store=settings.store,
         pools=sorted(settings.pools),
         reflection=settings.reflects,
         **security.facts(),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moorage_server import limits
+from moorage_server.runtime import addresses
 
 
 def _id(value: str) -> str:
@@ -21,6 +22,8 @@ def empty_as_nothing(value: Any) -> Any:
 
 
 Id = Annotated[str, Field(strict=True), BeforeValidator(lambda v: _id(v) if isinstance(v, str) else v)]
+#: HOST:PORT.
+Address = Annotated[str, AfterValidator(addresses.checked)]
 
 
 class Section(BaseModel):

@@ -12,43 +12,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field
 
 from moorage_server import limits
 from moorage_server.core import config as core
-from moorage_server.runtime import addresses
-from moorage_server.runtime.section import Id, Section, empty_as_nothing
+from moorage_server.runtime.redaction import mask_url
+from moorage_server.runtime.redis_settings import RedisSettings
+from moorage_server.runtime.section import Address, Id, Section, empty_as_nothing
 from moorage_server.runtime.security_settings import AuthSettings, TlsSettings
 
 _POOL = core.PoolConfig()
 _CLASS = core.ClassConfig()
-
-Address = Annotated[str, AfterValidator(addresses.checked)]
-
-
-class RedisSettings(Section):
-    """Where the ledger lives."""
-
-    url: SecretStr | None = Field(
-        default=None, description="Redis or Valkey, 7 or later; may hold a password. Never printed."
-    )
-    embedded: bool | None = Field(
-        default=None,
-        description="Keep the ledger in this process; it is lost at exit. The default where no url is given.",
-    )
-    key_prefix: str = Field(
-        default="moorage",
-        pattern=r"^[^{}\s]{1,64}$",
-        description="Beginning of every key: 1 to 64 characters, no braces, no blanks.",
-    )
-
-    @model_validator(mode="after")
-    def _one_store(self) -> RedisSettings:
-        if self.embedded and self.url is not None:
-            raise ValueError("url and embedded exclude each other")
-        if self.embedded is False and self.url is None:
-            raise ValueError("url is needed where embedded is false")
-        return self
 
 
 class LogSettings(Section):
@@ -257,12 +231,28 @@ class Settings(Section):
     @property
     def embedded(self) -> bool:
         """Whether the ledger lives in this process: asked for, or nothing else was."""
-        return self.redis.url is None
+        return self.redis.url is None and not self.redis.sentinels
 
     @property
     def redis_url(self) -> str | None:
         """The store's URL, password included: for connecting only."""
         return None if self.redis.url is None else self.redis.url.get_secret_value()
+
+    @property
+    def sentinels(self) -> list[tuple[str, int]]:
+        """Host and port of each sentinel."""
+        split = (address.rpartition(":") for address in self.redis.sentinels)
+        return [(host.strip("[]"), int(port)) for host, _, port in split]
+
+    @property
+    def store(self) -> str:
+        """The store, for people: no password."""
+        if self.embedded:
+            return "embedded"
+        url = mask_url(self.redis_url or "")
+        if self.redis.sentinels:
+            return f"{self.redis.master_name} at sentinels {', '.join(map(mask_url, self.redis.sentinels))}"
+        return f"cluster {url}" if self.redis.cluster else url
 
     @property
     def reflects(self) -> bool:

@@ -28,6 +28,8 @@ POOLS_VARIABLE = "MOORAGE_POOLS"
 _ENV_PREFIX = "MOORAGE_"
 _URL: KeyPath = ("redis", "url")
 _EMBEDDED: KeyPath = ("redis", "embedded")
+#: What else says where a store is.
+_STORE: tuple[KeyPath, ...] = (_URL, ("redis", "sentinels"), ("redis", "master_name"), ("redis", "cluster"))
 _TRUE = {"true", "t", "yes", "y", "on", "1"}
 
 #: Ways to listen beyond loopback.
@@ -190,11 +192,13 @@ def _from_flags(overrides: Mapping[str, object]) -> _Layer:
 
 def _lay(given: _Layer, layer: _Layer) -> None:
     """Puts a layer on top. Whoever names a store overrules the other kind of store named below."""
-    url, embedded = (layer.get(path, _Given(None, "")).value for path in (_URL, _EMBEDDED))
-    if url is not None and embedded is None:
+    url, sentinels, embedded = (layer.get(path, _Given(None, "")).value for path in (*_STORE[:2], _EMBEDDED))
+    named = url is not None or sentinels is not None
+    if named and embedded is None:
         given.pop(_EMBEDDED, None)
-    if str(embedded).lower() in _TRUE and url is None:
-        given.pop(_URL, None)
+    if str(embedded).lower() in _TRUE and not named:
+        for path in _STORE:
+            given.pop(path, None)
     given |= layer
 
 
@@ -239,7 +243,7 @@ def _suggestion(path: KeyPath) -> str:
 def _line(path: KeyPath, complaint: str, value: object, given: _Layer) -> str:
     text = f"{'.'.join(str(part) for part in path if part != '[key]')}: {complaint}"
     if isinstance(value, str | int | float):
-        shown = mask_url(value) if path == _URL and isinstance(value, str) else redact_text(str(value))
+        shown = mask_url(value) if path[:1] == ("redis",) and isinstance(value, str) else redact_text(str(value))
         text += f", got {shorten(shown)!r}"
     source = _source(path, given)
     return f"{text} ({source})" if source else text

@@ -33,6 +33,10 @@ class Batcher:
             self._sender = asyncio.create_task(self._send())
         return answer
 
+    async def load(self, source: str, key: str) -> None:
+        """Loads a script; the key says where, on a store of several nodes."""
+        await self._client.script_load(source)
+
     async def _send(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]

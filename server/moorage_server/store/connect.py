@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import hiredis
-from redis.asyncio import BlockingConnectionPool, Connection, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
+from moorage_server.store.cluster import ClusterClient
+from moorage_server.store.connections import TIMEOUT_S, Address, pair, primary_pair
 from moorage_server.store.redis_store import RedisStore
 
-#: Seconds that one call to the store may take, and that it may wait for a free connection.
-_TIMEOUT_S = 2.0
-#: Connections of one server process. More calls at once than this wait for one, they do not fail.
-_CONNECTIONS = 64
-#: The same inside the process, where a connection costs nothing and none may be refused.
+#: Connections inside the process, where one costs nothing and none may be refused.
 _EMBEDDED_CONNECTIONS = 2**16
 
 
-class PackingConnection(Connection):
-    """A connection that packs commands in C: an admission has dozens of arguments."""
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        # Commands of two words, such as SCRIPT LOAD, come as one.
-        name, *rest = args
-        return [hiredis.pack_command((*name.split(), *rest))]
-
-
-async def open_store(redis_url: str | None, *, embedded: bool, prefix: str = "moorage") -> RedisStore:
+async def open_store(
+    redis_url: str | None,
+    *,
+    embedded: bool,
+    prefix: str = "moorage",
+    sentinels: Sequence[Address] = (),
+    master_name: str | None = None,
+    cluster: bool = False,
+) -> RedisStore:
     """The store at ``redis_url``, or one inside this process whose state ends with it.
 
-    Connecting is left to the first call, so that a server may start before its store.
+    With sentinels it is the primary that they call ``master_name``, and the URL gives user, password, database and TLS;
+    of a Cluster the URL gives one node. Connecting is left to the first call, so that a server may start before its
+    store. Raises ValueError for a URL that will not do.
     """
+    if sentinels and master_name is not None:
+        url = redis_url or "redis://"
+        return RedisStore(*primary_pair(url, sentinels, master_name, TIMEOUT_S), prefix)
     if embedded or redis_url is None:
         from fakeredis import FakeServer
 
         return RedisStore(*embedded_clients(FakeServer()), prefix)
+    if cluster:
+        client = ClusterClient(redis_url, TIMEOUT_S)
+        return RedisStore(client, client, prefix)
     return RedisStore(*clients(redis_url), prefix)
 
 
@@ -47,12 +50,6 @@ def embedded_clients(server: Any) -> tuple[Redis, Redis]:
     return FakeAsyncRedis(server=server, max_connections=_EMBEDDED_CONNECTIONS), FakeAsyncRedis(server=server)
 
 
-def clients(redis_url: str, timeout_s: float = _TIMEOUT_S) -> tuple[Redis, Redis]:
+def clients(redis_url: str, timeout_s: float = TIMEOUT_S) -> tuple[Redis, Redis]:
     """Clients for calls and for a subscription. Raises ValueError for a URL that is none."""
-    # A client that retries would run a mutation again that the store has carried out already.
-    options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": timeout_s}
-    packing = {"connection_class": PackingConnection} if redis_url.startswith("redis://") else {}
-    pool = BlockingConnectionPool.from_url(
-        redis_url, **packing, max_connections=_CONNECTIONS, timeout=timeout_s, socket_timeout=timeout_s, **options
-    )
-    return Redis.from_pool(pool), Redis.from_url(redis_url, socket_timeout=None, health_check_interval=10, **options)
+    return pair(redis_url, timeout_s)

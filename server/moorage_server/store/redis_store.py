@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from time import perf_counter
@@ -27,6 +28,7 @@ from moorage_server.errors import (
 )
 from moorage_server.store import base, keys, parse, scripts
 from moorage_server.store.batch import Batcher
+from moorage_server.store.cluster import ClusterClient
 from moorage_server.store.meter import ScriptMeter
 from moorage_server.store.parse import optional_int, pairs, text
 from moorage_server.store.redis_prefixes import RedisPrefixes
@@ -49,6 +51,8 @@ _AWAY = (
 )
 #: The same, where the library has no class for it.
 _NOT_NOW = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
+#: Seconds after which a pool in use is named again.
+_TOUCH_S = 10.0
 #: Sessions that a script call says something of, or moves, for the same reason as below.
 _RELABEL_BATCH = 50
 #: Progress reports per script call: a script blocks the whole store while it runs.
@@ -74,14 +78,16 @@ class RedisStore(RedisPrefixes):
     ``client`` must not retry by itself (a mutation without request id would run twice) and must return bytes.
     """
 
-    def __init__(self, client: Redis, subscriber: Redis, prefix: str = "moorage") -> None:
-        self._client = client
-        self._batcher = Batcher(client)
+    def __init__(
+        self, client: Redis | ClusterClient, subscriber: Redis | ClusterClient, prefix: str = "moorage"
+    ) -> None:
+        self._client: Any = client
+        self._scripts = client if isinstance(client, ClusterClient) else Batcher(client)
         self.meter = ScriptMeter()
         self._subscriber = subscriber
         self._prefix = prefix
         self._shas = {name: hashlib.sha1(scripts.source(name).encode()).hexdigest() for name in scripts.names()}
-        self._touched: set[str] = set()
+        self._touched: dict[str, float] = {}
 
     async def ping(self) -> None:
         """Raises StoreUnavailable where the store does not answer."""
@@ -104,10 +110,10 @@ class RedisStore(RedisPrefixes):
         started = perf_counter()
         try:
             try:
-                return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
+                return await self._scripts.evalsha(self._shas[name], pool_key, prefix, *args)
             except NoScriptError:
-                await self._client.script_load(scripts.source(name))
-                return await self._batcher.evalsha(self._shas[name], pool_key, prefix, *args)
+                await self._scripts.load(scripts.source(name), pool_key)
+                return await self._scripts.evalsha(self._shas[name], pool_key, prefix, *args)
         except (*_AWAY, OSError) as error:
             self.meter.failed(error)
             raise _unavailable(error) from error
@@ -119,22 +125,23 @@ class RedisStore(RedisPrefixes):
         finally:
             self.meter.took(name, perf_counter() - started)
 
-    async def _touch(self, pool: str) -> None:
-        """Remembers that the pool exists, once per process, for the controllers."""
-        if pool in self._touched:
-            return
+    async def _command(self, *command: Any) -> Any:
+        """Runs a plain command on the key that is its first argument."""
         try:
-            await self._client.sadd(keys.pools_key(self._prefix), pool)
+            return await self._client.execute_command(*command)
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
-        self._touched.add(pool)
+
+    async def _touch(self, pool: str) -> None:
+        """Remembers that the pool exists, for the controllers; now and then again, as the store may forget it."""
+        now = asyncio.get_running_loop().time()
+        if now - self._touched.get(pool, -math.inf) < _TOUCH_S:
+            return
+        await self._command("SADD", keys.pools_key(self._prefix), pool)
+        self._touched[pool] = now
 
     async def pools(self) -> list[str]:
-        try:
-            members = await self._client.smembers(keys.pools_key(self._prefix))
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
-        return sorted(text(m) for m in members)
+        return sorted(text(m) for m in await self._command("SMEMBERS", keys.pools_key(self._prefix)))
 
     async def name(self, pool: str) -> None:
         await self._touch(pool)
@@ -143,11 +150,8 @@ class RedisStore(RedisPrefixes):
     async def retire(self, pool: str) -> bool:
         if not await self._run("retire", pool):
             return False
-        self._touched.discard(pool)
-        try:
-            await self._client.srem(keys.pools_key(self._prefix), pool)
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        self._touched.pop(pool, None)
+        await self._command("SREM", keys.pools_key(self._prefix), pool)
         return True
 
     async def view(self, pool: str, default: PoolConfig) -> Pool:
@@ -307,10 +311,7 @@ class RedisStore(RedisPrefixes):
 
     async def state(self, pool: str) -> str:
         prefix, _ = self._names(pool)
-        try:
-            return text(await self._client.get(prefix + "state") or b"")
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        return text(await self._command("GET", prefix + "state") or b"")
 
     async def publish(
         self,
@@ -360,10 +361,7 @@ class RedisStore(RedisPrefixes):
 
     async def history(self, pool: str, session_id: str) -> list[tuple[int, str, str, str]]:
         prefix, _ = self._names(pool)
-        try:
-            rows = await self._client.lrange(f"{prefix}h:{session_id}", 0, -1)
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        rows = await self._command("LRANGE", f"{prefix}h:{session_id}", 0, -1)
         return [(int(at), kind, reason, instance) for at, kind, reason, instance in map(json.loads, rows)]
 
     async def events(self, pool: str, after: str, limit: int) -> list[base.Event]:
@@ -372,9 +370,10 @@ class RedisStore(RedisPrefixes):
             return []
         try:
             if after == "$":
-                rows = await self._client.xrevrange(key, count=1)
+                rows = await self._client.execute_command("XREVRANGE", key, "+", "-", "COUNT", 1)
             else:
-                rows = await self._client.xrange(key, min="-" if after == "0" else f"({after}", count=limit)
+                first = "-" if after == "0" else f"({after}"
+                rows = await self._client.execute_command("XRANGE", key, first, "+", "COUNT", limit)
         except (*_AWAY, OSError) as error:
             raise _unavailable(error) from error
         return [
@@ -384,7 +383,9 @@ class RedisStore(RedisPrefixes):
     async def listen(self, on_wake: Callable[[str, str], None]) -> AsyncIterator[None]:
         head, tail = f"{self._prefix}:{keys.SCHEMA}:{{", "}:wake"
         try:
-            async with self._subscriber.pubsub(ignore_subscribe_messages=True) as channel:
+            to = self._subscriber
+            to = await to.subscriber() if isinstance(to, ClusterClient) else to
+            async with to.pubsub(ignore_subscribe_messages=True) as channel:
                 await channel.psubscribe(_glob(head) + "*" + tail)
                 yield
                 while True:

@@ -159,6 +159,22 @@ async def test_readmit_enters_again_with_the_prompt_as_it_is(fake: FakeScheduler
     assert fake.calls["Release"][-1].usage == pb.Usage(prompt_tokens=420, cached_tokens=0, output_tokens=20)
 
 
+async def test_readmit_enters_again_where_a_failover_left_the_session_held(
+    fake: FakeScheduler, client: AsyncClient
+) -> None:
+    async with client.session("s", prompt_tokens=100, readmit=True) as s:
+        await s.place()
+        fake.fail_next("Place", 1, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+        assert (await s.place(prompt_tokens=150)).managed
+    assert len(fake.calls["Admit"]) == 2
+    async with client.session("t") as t:
+        await t.place()
+        fake.fail_next("Place", 1, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+        with pytest.raises(LeaseLost) as caught:
+            await t.place()
+    assert caught.value.reason == "WRONG_STATE"
+
+
 # --- ways out
 
 

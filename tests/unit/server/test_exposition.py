@@ -190,7 +190,7 @@ async def test_an_outage_leaves_what_the_process_counts(
         await w.placed("s", workload_class="a")
         before = await eventually(lambda: _with_sessions(scrapes))
         with monkeypatch.context() as outage:
-            outage.setattr(scrapes.store._batcher, "evalsha", away)
+            outage.setattr(scrapes.store._scripts, "evalsha", away)
             with pytest.raises(grpc.aio.AioRpcError):
                 await w.admit("t", workload_class="a")
             during = await eventually(lambda: _with_sessions(scrapes, False))

@@ -268,7 +268,7 @@ def test_names_in_pools_follow_the_rule_for_ids(config: Any) -> None:
 def test_unknown_keys_are_named_with_a_suggestion(config: Any) -> None:
     found = problems(config("listne: x\nredis: {passwrd: hush}\npools: {p: {classes: {c: {target_shar: 1}}}}"))
     assert [line.partition(" (")[0] for line in found] == [
-        "redis.passwrd: unknown key; known here: url, embedded, key_prefix",
+        "redis.passwrd: unknown key; known here: url, embedded, sentinels, master_name, cluster, key_prefix",
         "pools.p.classes.c.target_shar: unknown key; did you mean target_share?",
         "listne: unknown key; did you mean listen?",
     ]

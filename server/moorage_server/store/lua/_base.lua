@@ -3,6 +3,9 @@
 -- Field names are listed in ../keys.py.
 local call = redis.call
 local P = ARGV[1]
+-- While a Cluster moves the pool's slot its keys are on two nodes, and a command on one that is not here fails, even on
+-- one that is nowhere. So it fails at once: a script that stopped halfway would leave half a transition.
+call('EXISTS', P .. 'nothing')
 local POOL, CLASSES = P .. 'pool', P .. 'classes'
 local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

@@ -5,6 +5,8 @@
 -- Returns {'OK', revision reached, 1 if there is more, {sid, fields of a living or held session | false,
 --          fields of an ended one | false} ...} | {'FENCED'}
 if call('GET', P .. 'tick') ~= ARGV[2] then return { 'FENCED' } end
+-- A failover lost the last writes: what the holder mirrors of them never was, and the holder begins anew.
+if tonumber(ARGV[3]) > tonumber(call('HGET', POOL, 'rev') or 0) then return { 'FENCED' } end
 local limit = tonumber(ARGV[4])
 local members = call('ZRANGEBYSCORE', P .. 'changed', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
 local rows, reached = {}, ARGV[3]
