@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import promql_parser
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -26,6 +27,7 @@ from moorage_server.runtime.settings_sources import environment_variables, load_
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines, ReplayedEngine
 from tests.integration.processes import PATIENCE_S, Server, environment, eventually
+from tests.unit.server.exposed import served
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -202,6 +204,21 @@ def test_the_configuration_block(tmp_path: Path) -> None:
     settings = load_settings(str(file), {}, {})
     assert settings.redis_url == "redis://redis.internal:6379/0"
     assert settings.pool_configs()["default"].class_in_force("math") == "rlvr"
+
+
+def test_the_queries_ask_for_what_is_measured() -> None:
+    known, selectors = served(), 0
+
+    def check(part: Any) -> None:
+        nonlocal selectors
+        if isinstance(part, promql_parser.VectorSelector):
+            selectors += 1
+            assert {matcher.name for matcher in part.matchers.matchers} <= known[str(part.name)]
+
+    for line in BLOCKS["promql"].splitlines():
+        if not line.startswith("#"):
+            promql_parser.walk(promql_parser.parse(line), check)
+    assert selectors == 4
 
 
 def test_the_tokens_block(tmp_path: Path) -> None:
