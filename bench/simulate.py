@@ -29,10 +29,11 @@ from moorage_server.core.view import Ask
 from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.tasks import end
-from moorage_server.store import base
-from moorage_server.store.base import Placed, Request
+from moorage_server.store import records
+from moorage_server.store.base import Store
 from moorage_server.store.connect import open_store
 from moorage_server.store.keys import instance_key
+from moorage_server.store.records import Placed, Request
 
 POOL = "default"
 #: Virtual time starts here, so that no time stamp is zero.
@@ -63,7 +64,7 @@ class SimulatedRouter:
     def __init__(self, desk: Desk, max_context: int) -> None:
         self.desk = desk
         self.max_context = max_context
-        self.reports: dict[str, list[base.Progress]] = {}
+        self.reports: dict[str, list[records.Progress]] = {}
 
     def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
@@ -127,7 +128,7 @@ class _Session:
     def report(self, progress: Progress) -> None:
         assert self._placed is not None
         self._context = progress.context_tokens
-        item = base.Progress(
+        item = records.Progress(
             self._plan.session_id,
             self._placed.token,
             "TOOL_WAIT" if progress.turn_done else "RUNNING",
@@ -142,7 +143,7 @@ class _Session:
         pending.append(item)
 
 
-async def send_snapshots(store: base.Store, engines: Mapping[str, EmulatedBackend]) -> None:
+async def send_snapshots(store: Store, engines: Mapping[str, EmulatedBackend]) -> None:
     """What the collectors do."""
     sequence = 0
     while True:
@@ -151,7 +152,7 @@ async def send_snapshots(store: base.Store, engines: Mapping[str, EmulatedBacken
             snapshot = backend.engine.snapshot(EPOCH_S + asyncio.get_running_loop().time())
             await store.snapshot(
                 POOL,
-                base.Snapshot(key, "1", sequence, "SERVING", snapshot.block_size, snapshot.SerializeToString()),
+                records.Snapshot(key, "1", sequence, "SERVING", snapshot.block_size, snapshot.SerializeToString()),
             )
         await asyncio.sleep(HEARTBEAT_S)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from moorage_server.core.admission import Candidate
 from moorage_server.core.view import Ask
-from moorage_server.store.base import (
+from moorage_server.store.keys import instance_key
+from moorage_server.store.records import (
     Admission,
     OnHold,
     Placed,
@@ -18,7 +19,6 @@ from moorage_server.store.base import (
     Snapshot,
     WeightUpdate,
 )
-from moorage_server.store.keys import instance_key
 from moorage_server.store.redis_store import RedisStore
 from tests.conftest import Backend
 from tests.ledger_audit import Books, audit, read

@@ -16,7 +16,7 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.core.config import ClassConfig
 from moorage_server.errors import StoreUnavailable
 from moorage_server.store import parse
-from moorage_server.store.base import Request
+from moorage_server.store.records import Request
 from tests.contract.plane import POOL, Plane, capped, eventually, refused
 
 #: A prompt that takes an unknown instance ten seconds to compute.

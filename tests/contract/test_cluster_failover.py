@@ -12,8 +12,8 @@ import pytest
 
 from moorage_server.errors import StoreUnavailable
 from moorage_server.store import keys
-from moorage_server.store.base import Snapshot
 from moorage_server.store.connect import open_store
+from moorage_server.store.records import Snapshot
 from tests.integration.processes import PATIENCE_S
 from tests.redis_setups import Cluster, needs
 

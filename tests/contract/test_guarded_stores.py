@@ -11,7 +11,7 @@ import pytest
 
 from moorage_server.errors import StoreUnavailable
 from moorage_server.store import connect
-from moorage_server.store.base import Snapshot
+from moorage_server.store.records import Snapshot
 from moorage_server.store.redis_store import RedisStore
 from tests.redis_setups import MASTER, PASSWORD, Cluster, Guard, Sentinels, Single, needs
 

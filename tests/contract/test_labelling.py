@@ -13,7 +13,7 @@ from moorage_server.core.labels import MOST_RELABELS, Memory
 from moorage_server.core.view import Class
 from moorage_server.runtime import labelling
 from moorage_server.runtime.labelling import Labelling
-from moorage_server.store.base import Change
+from moorage_server.store.records import Change
 from tests.contract.plane import POOL, Plane, capped, eventually
 from tests.unit.core.builders import NOW, config, instance, pool
 

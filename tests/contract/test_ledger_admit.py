@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage_server.errors import RequestIdReused
-from moorage_server.store.base import OnHold, Placed, Refused
+from moorage_server.store.records import OnHold, Placed, Refused
 from tests.contract.steps import I0, I1, NOON, Steps, request
 
 

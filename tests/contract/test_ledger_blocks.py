@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage_server.store.base import Released
+from moorage_server.store.records import Released
 from tests.contract.steps import I0, I1, Steps
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.errors import RequestIdReused
-from moorage_server.store.base import InstanceUpdate, Request
 from moorage_server.store.parse import encode_config
+from moorage_server.store.records import InstanceUpdate, Request
 from tests.contract.steps import I0, NOON, Steps, request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage_server.core.config import PoolConfig
-from moorage_server.store.base import Homeless, Progress, Renewed
+from moorage_server.store.records import Homeless, Progress, Renewed
 from tests.contract.steps import FORGET_MS, I0, I1, NOON, Steps
 
 

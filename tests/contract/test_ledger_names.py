@@ -6,7 +6,7 @@ import pytest
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.store import keys
-from moorage_server.store.base import Placed
+from moorage_server.store.records import Placed
 from tests.conftest import Backend
 from tests.contract.steps import NOON, Steps, request
 

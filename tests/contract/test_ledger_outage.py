@@ -13,7 +13,7 @@ from fakeredis import FakeServer
 from moorage_server.core.config import PoolConfig
 from moorage_server.errors import StoreUnavailable
 from moorage_server.store import connect, keys, redis_store
-from moorage_server.store.base import Request
+from moorage_server.store.records import Request
 from moorage_server.store.redis_store import RedisStore
 from tests.conftest import Backend, RedisServer
 from tests.contract.steps import I0, Steps, request

@@ -6,7 +6,7 @@ import pytest
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.errors import LeaseStale, PoolUnknown, RequestIdReused, SessionUnknown, WrongState
-from moorage_server.store.base import Homeless, HomeWaits, Placed, Request
+from moorage_server.store.records import Homeless, HomeWaits, Placed, Request
 from tests.contract.steps import I0, I1, NOON, Steps, request
 
 

@@ -11,7 +11,7 @@ import pytest
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import EVENTS, PLACED, UNINDEXED, PrefixIndex
 from moorage_server.runtime.prefixes import pack
-from moorage_server.store.base import PrefixChange, Resumed
+from moorage_server.store.records import PrefixChange, Resumed
 from tests.contract.steps import I0, I1, NOON, Steps
 
 #: Hashes kept, where it does not matter.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage_server.core.config import PoolConfig
-from moorage_server.store.base import OnHold, Placed, Request
+from moorage_server.store.records import OnHold, Placed, Request
 from tests.contract.steps import I0, NOON, Steps
 
 

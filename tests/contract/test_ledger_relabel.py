@@ -7,7 +7,7 @@ import pytest
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.labels import Inferred
 from moorage_server.errors import LeaseStale
-from moorage_server.store.base import Relabel
+from moorage_server.store.records import Relabel
 from tests.contract.steps import I0, I1, NOON, Steps
 
 

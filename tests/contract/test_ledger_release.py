@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage_server.errors import InvalidField, LeaseStale, PoolUnknown, RequestIdReused
-from moorage_server.store.base import Released
+from moorage_server.store.records import Released
 from tests.contract.steps import I0, NOON, Steps, request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorage_server.core.view import Ended
 from moorage_server.runtime.mirror import Mirror
-from moorage_server.store.base import Change
+from moorage_server.store.records import Change
 
 
 def _now(ctx: int, st: str = "live", inst: str = "0|i") -> dict[str, str]:

@@ -22,7 +22,7 @@ from moorage_server.core.labels import Inferred
 from moorage_server.core.view import Ask
 from moorage_server.errors import InvalidField, LeaseStale, SessionUnknown, WrongState
 from moorage_server.runtime.mirror import Mirror
-from moorage_server.store.base import (
+from moorage_server.store.records import (
     Admission,
     Homeless,
     HomeWaits,

@@ -16,7 +16,7 @@ from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import EVENTS, PLACED, UNINDEXED
 from moorage_server.runtime.prefixes import pack
 from moorage_server.store import redis_prefixes
-from moorage_server.store.base import PrefixChange
+from moorage_server.store.records import PrefixChange
 from tests.conftest import make_backend
 from tests.contract.steps import I0, Steps
 

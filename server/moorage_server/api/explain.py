@@ -7,7 +7,7 @@ from moorage_server.api.scheduler import hold_of
 from moorage_server.core import admission
 from moorage_server.core.view import Ask, Pool
 from moorage_server.runtime.arrivals import unknown_class
-from moorage_server.store.base import OnHold, SessionRecord
+from moorage_server.store.records import OnHold, SessionRecord
 
 #: What has to happen, by reason; completes "enters when ...".
 RELEASED_BY = {

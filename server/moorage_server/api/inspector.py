@@ -15,7 +15,7 @@ from moorage_server.api.pools import known_pool
 from moorage_server.api.times import to_timestamp
 from moorage_server.errors import InvalidField, SessionUnknown
 from moorage_server.runtime.control import ControlPlane
-from moorage_server.store.base import SessionRecord
+from moorage_server.store.records import SessionRecord
 
 #: How often a watcher looks for new events, seconds, and how many it reads at once.
 _WATCH_S, _WATCH_EVENTS = 0.25, 500

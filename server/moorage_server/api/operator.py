@@ -13,8 +13,8 @@ from moorage_server.api.scheduler import identity, policy_version_of
 from moorage_server.core.view import Instance, Pool
 from moorage_server.errors import InstanceUnknown, WrongState
 from moorage_server.runtime.control import ControlPlane
-from moorage_server.store.base import Request, WeightUpdate
 from moorage_server.store.parse import encode_config
+from moorage_server.store.records import Request, WeightUpdate
 
 #: Tries of a masked change while others change the same pool.
 _TRIES = 10

@@ -14,7 +14,7 @@ from moorage_server.core import config as cfg
 from moorage_server.core import forecast, prefixes
 from moorage_server.core.view import GONE, UNINDEXED, Instance, Pool
 from moorage_server.store import keys
-from moorage_server.store.base import Event, SessionRecord
+from moorage_server.store.records import Event, SessionRecord
 
 _FRESHNESS = {
     "FRESH": ipb.FRESHNESS_FRESH,

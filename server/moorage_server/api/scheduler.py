@@ -21,7 +21,16 @@ from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.prefixes import pack
 from moorage_server.store import keys
-from moorage_server.store.base import OnHold, Placed, PrefixChange, Progress, Refused, Renewed, Request, Snapshot
+from moorage_server.store.records import (
+    OnHold,
+    Placed,
+    PrefixChange,
+    Progress,
+    Refused,
+    Renewed,
+    Request,
+    Snapshot,
+)
 
 _STATES = {int(n): name.removeprefix("INSTANCE_STATE_") for name, n in pb.InstanceState.items()}
 _PHASES = {int(pb.PHASE_RUNNING): "RUNNING", int(pb.PHASE_TOOL_WAIT): "TOOL_WAIT"}

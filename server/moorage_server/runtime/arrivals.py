@@ -11,7 +11,7 @@ from moorage_server.core import config as cfg
 from moorage_server.core import labels
 from moorage_server.core.labels import NOTHING, Inferred
 from moorage_server.core.view import Ask, Pool
-from moorage_server.store.base import Request, Resumed
+from moorage_server.store.records import Request, Resumed
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Arrival:
     inferred: Inferred = NOTHING
     by_inference: bool = False
     contradicted: bool = False
-    #: See ``store.base.Admission``.
+    #: See ``store.records.Admission``.
     room: int | None = None
     fallback: str = cfg.UNLABELLED
     #: Names this call in the ledger, so that what it alone brought about can be taken back.

@@ -21,7 +21,17 @@ from moorage_server.meters import Meters, Wait
 from moorage_server.runtime import arrivals
 from moorage_server.runtime.arrivals import Arrival
 from moorage_server.runtime.prefixes import Prefixes, tell
-from moorage_server.store.base import Admission, HomeWaits, OnHold, Placed, Refused, Released, Request, Resumed, Store
+from moorage_server.store.base import Store
+from moorage_server.store.records import (
+    Admission,
+    HomeWaits,
+    OnHold,
+    Placed,
+    Refused,
+    Released,
+    Request,
+    Resumed,
+)
 
 log = structlog.get_logger("moorage.desk")
 

@@ -22,7 +22,8 @@ from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.labelling import Labelling
 from moorage_server.runtime.mirror import Mirror
 from moorage_server.store import parse
-from moorage_server.store.base import InstanceUpdate, Store, WeightUpdate
+from moorage_server.store.base import Store
+from moorage_server.store.records import InstanceUpdate, WeightUpdate
 
 log = structlog.get_logger("moorage.epochs")
 

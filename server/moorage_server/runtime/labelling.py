@@ -10,7 +10,7 @@ from moorage_server.core import labels, queue
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.labels import NOTHING, Behaviour, Inferred, Memory, Model
 from moorage_server.core.view import Ask, Pool
-from moorage_server.store.base import Change, Relabel
+from moorage_server.store.records import Change, Relabel
 
 #: Time between two fits of the profiles, milliseconds.
 _FIT_MS = 5_000

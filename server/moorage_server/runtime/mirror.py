@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from moorage_server.core.controller import Happened, Row
 from moorage_server.core.view import Ask, Ended
-from moorage_server.store.base import Change
+from moorage_server.store.records import Change
 
 
 class Mirror:

@@ -13,7 +13,8 @@ from moorage_server.core import prefixes
 from moorage_server.core.view import EVENTS, Pool
 from moorage_server.errors import MoorageFailure
 from moorage_server.runtime.arrivals import Arrival
-from moorage_server.store.base import Placed, Store
+from moorage_server.store.base import Store
+from moorage_server.store.records import Placed
 
 #: What was found for a caller that waits near the head of its queue is good for so long, seconds.
 _GOOD_S = 1.0

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moorage_server.store import base
+from moorage_server.store import records
 from moorage_server.store.parse import text
 
 #: Bytes of one hash, and hashes that one script call takes at most.
@@ -23,7 +23,7 @@ class RedisPrefixes(ABC):
     async def _run(self, name: str, pool: str, *args: Any) -> Any:
         """Runs a script on a pool."""
 
-    async def prefix_update(self, pool: str, change: base.PrefixChange, most: int) -> str:
+    async def prefix_update(self, pool: str, change: records.PrefixChange, most: int) -> str:
         c = change
         removed, stored = list(_parts(c.removed)), list(_parts(c.stored))
         parts = [*((part, b"") for part in removed), *((b"", part) for part in stored)] or [(b"", b"")]

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -26,12 +26,13 @@ from moorage_server.errors import (
     StoreUnavailable,
     WrongState,
 )
-from moorage_server.store import base, keys, parse, scripts
+from moorage_server.store import keys, parse, records, scripts, wire
 from moorage_server.store.batch import Batcher
 from moorage_server.store.cluster import ClusterClient
 from moorage_server.store.meter import ScriptMeter
-from moorage_server.store.parse import optional_int, pairs, text
+from moorage_server.store.parse import optional_int, text
 from moorage_server.store.redis_prefixes import RedisPrefixes
+from moorage_server.store.wire import blank
 
 #: Heads of each class's queue that a view carries.
 _HEADS = 8
@@ -57,15 +58,6 @@ _TOUCH_S = 10.0
 _RELABEL_BATCH = 50
 #: Progress reports per script call: a script blocks the whole store while it runs.
 _PROGRESS_BATCH = 100
-
-
-def _vector(numbers: Iterable[int]) -> str:
-    """Numbers as one argument: packing many small ones is what a call costs most."""
-    return ",".join(map(str, numbers))
-
-
-def _blank(value: int | None) -> int | str:
-    return "" if value is None else value
 
 
 #: Nothing comes after this one, and the store refuses to look.
@@ -158,58 +150,66 @@ class RedisStore(RedisPrefixes):
         return parse.pool(pool, await self._run("view", pool, _HEADS), default)
 
     async def admit(
-        self, pool: str, request: base.Request, admission: base.Admission
-    ) -> base.Placed | base.OnHold | base.Refused | base.Resumed:
+        self, pool: str, request: records.Request, admission: records.Admission
+    ) -> records.Placed | records.OnHold | records.Refused | records.Resumed:
         await self._touch(pool)
         a, ask = admission, admission.ask
         args: list[Any] = [
             request.request_id, request.body, ask.session_id, ask.workload_class, a.declared_class, ask.group_id,
-            _blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
+            blank(ask.policy_version), a.tokens, ask.encode(), a.lease_ttl_ms, secrets.token_hex(8), a.reason,
             a.detail, a.retry_ms, a.patience_ms, a.present_ms, int(a.observe), a.step, a.credit,
-            "REJECT" if a.rejected else "", _label(a), a.group_size, a.ticket, int(a.waiting),
+            "REJECT" if a.rejected else "", wire.label(a), a.group_size, a.ticket, int(a.waiting),
             int(a.told), len(a.candidates),
         ]  # fmt: skip
         for c in a.candidates:
             numbers = (c.cap, c.shared, c.prefill, c.expected_cached)
-            args += [c.instance, c.incarnation, *map(_vector, (numbers, c.asks, c.limits))]
+            args += [c.instance, c.incarnation, *map(wire.vector, (numbers, c.asks, c.limits))]
         reply = await self._run("admit", pool, *args)
         kind = text(reply[0])
         if kind in ("PLACED", "LIVE"):
-            return _placed(reply, fresh=kind == "PLACED")
+            return wire.placed(reply, fresh=kind == "PLACED")
         if kind == "HELD":
             _, reason, retry, position, ahead, since, detail, name = reply
-            return base.OnHold(
+            return records.OnHold(
                 text(reason), int(retry), int(position), int(ahead), int(since), text(detail), text(name)
             )
         if kind == "REJECTED":
-            return base.Refused(text(reply[1]), int(reply[2]), text(reply[3]), text(reply[4]))
+            return records.Refused(text(reply[1]), int(reply[2]), text(reply[3]), text(reply[4]))
         if kind == "RESUMED":
-            return base.Resumed(text(reply[1]), text(reply[2]), int(reply[3]))
+            return records.Resumed(text(reply[1]), text(reply[2]), int(reply[3]))
         raise RequestIdReused(request.request_id)
 
     async def place(
         self,
         pool: str,
-        request: base.Request,
+        request: records.Request,
         session_id: str,
         token: str,
         turn: int | None,
         prompt: int | None,
         gone_ms: int,
-    ) -> base.Placed | base.Homeless | base.HomeWaits:
+    ) -> records.Placed | records.Homeless | records.HomeWaits:
         reply = await self._run(
-            "place", pool, request.request_id, request.body, session_id, token, _blank(turn), _blank(prompt), gone_ms
+            "place",
+            pool,
+            request.request_id,
+            request.body,
+            session_id,
+            token,
+            blank(turn),
+            blank(prompt),
+            gone_ms,
         )
         kind = text(reply[0])
         if kind == "PLACED":
-            return _placed(reply, fresh=False)
+            return wire.placed(reply, fresh=False)
         if kind == "WAIT":
-            return base.HomeWaits(text(reply[1]), text(reply[2]))
+            return records.HomeWaits(text(reply[1]), text(reply[2]))
         if kind == "HOMELESS":
             _, why, ask, name, tokens, group, version = reply
             policy_version = optional_int(version)
             asked = Ask.decode(session_id, text(name), text(ask), group_id=text(group), policy_version=policy_version)
-            return base.Homeless(text(why), asked.moved(int(tokens)))
+            return records.Homeless(text(why), asked.moved(int(tokens)))
         if kind == "UNKNOWN":
             raise SessionUnknown(pool, session_id) if int(reply[1]) else PoolUnknown(pool)
         if kind == "HELDSTATE":
@@ -219,53 +219,53 @@ class RedisStore(RedisPrefixes):
     async def release(
         self,
         pool: str,
-        request: base.Request,
+        request: records.Request,
         session_id: str,
         token: str,
         outcome: str,
         context: int | None,
         *,
         evict_reason: str | None = None,
-    ) -> base.Released:
+    ) -> records.Released:
         reply = await self._run(
-            "release", pool, request.request_id, request.body, session_id, token, outcome, _blank(context), PAUSED_MS,
+            "release", pool, request.request_id, request.body, session_id, token, outcome, blank(context), PAUSED_MS,
             int(evict_reason is not None), outcome if evict_reason is None else evict_reason,
         )  # fmt: skip
         kind = text(reply[0])
         if kind in ("RELEASED", "OVER"):
-            return base.Released(kind == "OVER", int(reply[1]), int(reply[2]), int(reply[3]))
+            return records.Released(kind == "OVER", int(reply[1]), int(reply[2]), int(reply[3]))
         if kind == "NOTHING":
             if not int(reply[1]):
                 raise PoolUnknown(pool)
-            return base.Released(True)
+            return records.Released(True)
         if kind == "NOTOKEN":
             raise InvalidField("lease_token", "", "given: the session is placed, not held")
         raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
 
-    async def withdraw(self, pool: str, request: base.Request, session_id: str, ticket: str) -> bool:
+    async def withdraw(self, pool: str, request: records.Request, session_id: str, ticket: str) -> bool:
         return bool(await self._run("withdraw", pool, request.request_id, session_id, ticket))
 
-    async def progress(self, pool: str, items: Sequence[base.Progress]) -> list[base.Renewed]:
-        answers: list[base.Renewed] = []
+    async def progress(self, pool: str, items: Sequence[records.Progress]) -> list[records.Renewed]:
+        answers: list[records.Renewed] = []
         for start in range(0, len(items), _PROGRESS_BATCH):
             batch = items[start : start + _PROGRESS_BATCH]
             args: list[Any] = [len(batch)]
             for i in batch:
-                args += [i.session_id, i.token, i.phase, _blank(i.turn), _blank(i.context_tokens)]
-                args += [_blank(i.cached_tokens), _blank(i.output_tokens)]
+                args += [i.session_id, i.token, i.phase, blank(i.turn), blank(i.context_tokens)]
+                args += [blank(i.cached_tokens), blank(i.output_tokens)]
             reply = await self._run("progress", pool, *args)
             answers += [
-                base.Renewed(text(reply[n]), int(reply[n + 1] or 0), int(reply[n + 2] or 0))
+                records.Renewed(text(reply[n]), int(reply[n + 1] or 0), int(reply[n + 2] or 0))
                 for n in range(0, len(reply), 3)
             ]
         return answers
 
-    async def snapshot(self, pool: str, snapshot: base.Snapshot) -> str:
+    async def snapshot(self, pool: str, snapshot: records.Snapshot) -> str:
         await self._touch(pool)
         s = snapshot
         reply = await self._run(
-            "snapshot", pool, s.instance, s.incarnation, f"{s.sequence:020d}", s.state, _blank(s.block_size),
-            UNKNOWN_BLOCK_SIZE, s.raw, s.age_ms, s.weight_version, _blank(s.policy_version), _blank(s.cache_epoch),
+            "snapshot", pool, s.instance, s.incarnation, f"{s.sequence:020d}", s.state, blank(s.block_size),
+            UNKNOWN_BLOCK_SIZE, s.raw, s.age_ms, s.weight_version, blank(s.policy_version), blank(s.cache_epoch),
         )  # fmt: skip
         kind = text(reply[0])
         return "NEW" if kind == "OK" and int(reply[1]) else kind
@@ -278,36 +278,39 @@ class RedisStore(RedisPrefixes):
         known, sessions = await self._run("mark", pool, instance, mark)
         return bool(known), int(sessions)
 
-    async def weights(self, pool: str, instance: str, update: base.WeightUpdate) -> bool:
+    async def weights(self, pool: str, instance: str, update: records.WeightUpdate) -> bool:
         u = update
         return bool(
             await self._run(
-                "weights", pool, instance, "begin" if u.begin else "end", u.version, _blank(u.policy_version),
+                "weights", pool, instance, "begin" if u.begin else "end", u.version, blank(u.policy_version),
                 "hold" if u.hold else "open", "1" if u.cleared else "", u.reason,
             )
         )  # fmt: skip
 
-    async def configure(self, pool: str, request: base.Request, config: str, version: int | None) -> bool:
+    async def configure(self, pool: str, request: records.Request, config: str, version: int | None) -> bool:
         await self._touch(pool)
-        reply = await self._run("configure", pool, request.request_id, request.body, config, _blank(version))
+        reply = await self._run("configure", pool, request.request_id, request.body, config, blank(version))
         kind = text(reply[0])
         if kind == "REUSED":
             raise RequestIdReused(request.request_id)
         return kind == "OK"
 
-    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int, quiet_ms: int) -> base.Tick:
+    async def tick(self, pool: str, owner: str, lease_ms: int, grace_ms: int, quiet_ms: int) -> records.Tick:
         holder, now, grace = await self._run("tick", pool, owner, lease_ms, grace_ms, quiet_ms, 0)
-        return base.Tick(bool(holder), int(now), int(grace))
+        return records.Tick(bool(holder), int(now), int(grace))
 
     async def resign(self, pool: str, owner: str) -> None:
         await self._run("tick", pool, owner, 0, 0, 0, 1)
 
-    async def changes(self, pool: str, owner: str, since: int, limit: int) -> base.Changes | None:
+    async def changes(self, pool: str, owner: str, since: int, limit: int) -> records.Changes | None:
         reply = await self._run("changes", pool, owner, since, limit)
         if text(reply[0]) == "FENCED":
             return None
-        rows = [base.Change(text(sid), _row(now, _NOW), _row(ended, _ENDED)) for sid, now, ended in reply[3]]
-        return base.Changes(int(float(reply[1])), bool(reply[2]), rows)
+        rows = [
+            records.Change(text(sid), wire.row(now, wire.NOW), wire.row(ended, wire.ENDED))
+            for sid, now, ended in reply[3]
+        ]
+        return records.Changes(int(float(reply[1])), bool(reply[2]), rows)
 
     async def state(self, pool: str) -> str:
         prefix, _ = self._names(pool)
@@ -320,7 +323,7 @@ class RedisStore(RedisPrefixes):
         policy: str | None,
         state: str | None,
         epoch: bool,
-        updates: Sequence[base.InstanceUpdate],
+        updates: Sequence[records.InstanceUpdate],
     ) -> bool:
         args: list[Any] = [owner, policy or "", state or "", int(epoch), len(updates)]
         for u in updates:
@@ -333,7 +336,7 @@ class RedisStore(RedisPrefixes):
         return int(await self._run("expire", pool, per_second, most, excused_ms))
 
     async def relabel(
-        self, pool: str, owner: str, items: Sequence[base.Relabel], contradicted: int
+        self, pool: str, owner: str, items: Sequence[records.Relabel], contradicted: int
     ) -> list[bool] | None:
         moved: list[bool] = []
         for start in range(0, max(1, len(items)), _RELABEL_BATCH):
@@ -351,20 +354,20 @@ class RedisStore(RedisPrefixes):
     async def gone(self, pool: str, instance: str, gone_ms: int, forget_ms: int) -> str:
         return text((await self._run("gone", pool, instance, gone_ms, forget_ms))[0])
 
-    async def session(self, pool: str, session_id: str) -> tuple[int, base.SessionRecord | None]:
+    async def session(self, pool: str, session_id: str) -> tuple[int, records.SessionRecord | None]:
         now, _, rows = await self._run("inspect", pool, "one", session_id, 1)
-        return int(now), _record(rows[0]) if rows else None
+        return int(now), wire.record(rows[0]) if rows else None
 
-    async def sessions(self, pool: str, after: str, limit: int) -> tuple[int, str, list[base.SessionRecord]]:
+    async def sessions(self, pool: str, after: str, limit: int) -> tuple[int, str, list[records.SessionRecord]]:
         now, following, rows = await self._run("inspect", pool, "page", after, limit)
-        return int(now), text(following), [_record(row) for row in rows]
+        return int(now), text(following), [wire.record(row) for row in rows]
 
     async def history(self, pool: str, session_id: str) -> list[tuple[int, str, str, str]]:
         prefix, _ = self._names(pool)
         rows = await self._command("LRANGE", f"{prefix}h:{session_id}", 0, -1)
         return [(int(at), kind, reason, instance) for at, kind, reason, instance in map(json.loads, rows)]
 
-    async def events(self, pool: str, after: str, limit: int) -> list[base.Event]:
+    async def events(self, pool: str, after: str, limit: int) -> list[records.Event]:
         key = self._names(pool)[0] + "events"
         if after == _LAST_EVENT:
             return []
@@ -377,7 +380,7 @@ class RedisStore(RedisPrefixes):
         except (*_AWAY, OSError) as error:
             raise _unavailable(error) from error
         return [
-            base.Event(text(token), {text(k): text(v) for k, v in (row or {}).items()}) for token, row in rows or ()
+            records.Event(text(token), {text(k): text(v) for k, v in (row or {}).items()}) for token, row in rows or ()
         ]
 
     async def listen(self, on_wake: Callable[[str, str], None]) -> AsyncIterator[None]:
@@ -397,49 +400,6 @@ class RedisStore(RedisPrefixes):
                         await asyncio.sleep(0)
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
-
-
-_NOW = (
-    "st", "class", "inst", "ctx", "ctx_at", "shr", "phase", "admitted", "ask", "group", "turn", "since", "declared",
-    "gapn", "gap", "inf", "conf", "mis", "moves",
-)  # fmt: skip
-_SECRET = ("token", "ticket")
-_ENDED = ("class", "outcome", "duration", "z", "ctx", "admitted", "ask", "declared", "turn", "gapn", "gap", "mis")
-
-
-def _label(a: base.Admission) -> str:
-    """What the label is worth, as _label.lua reads it."""
-    confidence = f"{a.inferred.confidence:.3f}"
-    flags = (str(int(a.by_inference)), str(int(a.contradicted)))
-    return json.dumps([a.label, a.inferred.name, confidence, *flags, -1 if a.room is None else a.room, a.fallback])
-
-
-def _row(values: Any, names: Iterable[str]) -> dict[str, str] | None:
-    if not values:
-        return None
-    return {name: text(value) for name, value in zip(names, values, strict=True) if value is not None}
-
-
-def _record(row: Any) -> base.SessionRecord:
-    sid, flat, position, ahead = row
-    # What a session is fenced with is nobody's to read.
-    fields = {k: "hidden" if k in _SECRET else text(v) for k, v in pairs(flat).items()}
-    return base.SessionRecord(text(sid), fields, int(position), int(ahead))
-
-
-def _placed(reply: Any, *, fresh: bool) -> base.Placed:
-    _, instance, incarnation, token, ttl, expires, cached, moved, *name = reply
-    return base.Placed(
-        text(instance),
-        text(incarnation),
-        text(token),
-        int(ttl),
-        int(expires),
-        optional_int(cached),
-        bool(int(moved)),
-        fresh,
-        text(name[0]) if name else "",
-    )
 
 
 def _unavailable(error: Exception) -> StoreUnavailable:

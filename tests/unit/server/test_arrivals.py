@@ -12,7 +12,7 @@ from moorage_server.core.config import ClassConfig
 from moorage_server.core.labels import Memory
 from moorage_server.core.view import Ask, Class, Pool
 from moorage_server.runtime.arrivals import Arrival, arrival, as_held
-from moorage_server.store.base import Request
+from moorage_server.store.records import Request
 from tests.unit.core.builders import ask, config, instance, line, pool
 
 CLASSES = {"short": ClassConfig(aliases=("s",)), "long": ClassConfig()}
