@@ -40,9 +40,10 @@ def cpu_seconds(pid: int) -> float:
 
 async def floor_server(port: int, redis_url: str) -> None:
     """The least that an honest RPC on a Redis ledger can cost in this stack."""
-    from redis.asyncio import Redis
+    from redis.asyncio import BlockingConnectionPool, Redis
 
-    store = Redis.from_url(redis_url)
+    # A machine that stalls for a moment lets calls pile up: they wait for a connection, they do not fail.
+    store = Redis.from_pool(BlockingConnectionPool.from_url(redis_url, max_connections=64))
     sha = await store.script_load("return 1")
 
     async def call(request: bytes, context: Any) -> bytes:
