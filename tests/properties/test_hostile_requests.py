@@ -24,6 +24,9 @@ from tests.conftest import Backend
 from tests.ledger_audit import audit
 from tests.properties import hostile
 
+# What is tested is in front of the store: a Cluster adds nothing but time.
+pytestmark = pytest.mark.parametrize("backend", ["fakeredis", "redis"], indirect=True)
+
 Code = grpc.StatusCode
 
 METHODS = {
