@@ -48,6 +48,9 @@ logger = logging.getLogger("moorage")
 
 T = TypeVar("T")
 
+#: A call that was open for longer than the channel's own retries take has waited, in seconds.
+WAITED = 6.0
+
 #: Pause between two tries where the server names none, in seconds.
 DEFAULT_RETRY_AFTER = 0.5
 
@@ -114,9 +117,10 @@ def _admit(state: SessionState, prompt_tokens: int | None) -> Flow[None]:
         wait = min(options.max_wait, deadline.left)
         state.asking = state.admit_request(wait, prompt_tokens)
         # A place in the queue outlives a short outage, so the wait does too; a newcomer has nothing to lose.
-        patience = min(options.outage_patience, deadline.left) if state.queued else 0.0
+        patience = min(options.outage_patience, deadline.left)
+        call = Call("Admit", state.asking, wait + options.timeout)
         try:
-            answer: AdmitResponse = yield from _patiently(Call("Admit", state.asking, wait + options.timeout), patience)
+            answer: AdmitResponse = yield from _patiently(call, patience, newcomer=not state.queued)
         except Unavailable:
             raise
         except MoorageError:
@@ -282,14 +286,20 @@ def _sit_out(state: SessionState, hold: Hold, deadline: Deadline) -> Flow[None]:
     yield Sleep(min(pause * random.uniform(1.0, 1.1), deadline.left))
 
 
-def _patiently(call: Call, patience: float) -> Flow[Any]:
-    """Repeats the same request while the control plane is away, for `patience` seconds after the first failure."""
+def _patiently(call: Call, patience: float, *, newcomer: bool = False) -> Flow[Any]:
+    """Repeats the same request while the control plane is away, for `patience` seconds after the first failure.
+
+    A newcomer's first failure is the end, unless its call was open for so long that it must have waited in the queue.
+    """
     deadline: Deadline | None = None
     pause = DEFAULT_RETRY_AFTER
+    began = time.monotonic()
     while True:
         try:
             return (yield call)
         except Unavailable as error:
+            if newcomer and deadline is None and time.monotonic() - began < WAITED:
+                patience = 0.0
             shed = error.code is grpc.StatusCode.CANCELLED
             deadline = deadline or Deadline(max(patience, SHED_PATIENCE) if shed else patience)
             wait = random.uniform(0.5, 1.0) * pause if error.retry_after is None else error.retry_after

@@ -89,6 +89,7 @@ async def test_outcomes_are_counted(steps: Steps) -> None:
     for n, outcome in enumerate(("COMPLETED", "COMPLETED", "ABORTED", "FAILED", "PAUSED")):
         placed = await steps.placed(f"s{n}")
         await steps.release(f"s{n}", placed.token, outcome)
+        await steps.backend.clock.advance(5_000)
     books = await steps.books()
     assert (books.counter("rel", "a"), books.counter("done", "a")) == (5, 2)
 
@@ -266,3 +267,40 @@ async def test_other_ends_keep_nobody_away(steps: Steps) -> None:
         await steps.backend.clock.advance(100)
         await steps.release(outcome, placed.token, outcome)
         await steps.placed("next" + outcome)
+
+
+async def test_a_turn_that_ends_clears_an_engine_of_suspicion(steps: Steps) -> None:
+    """A rollout that fails by its own fault must not close an engine that others see at work."""
+    fails, works = await steps.placed("fails"), await steps.placed("works")
+    await steps.release("fails", fails.token, "FAILED")
+    await steps.held("new", I0)
+    await steps.turn("works", works.token, 0, 320, 0)
+    await steps.placed("new", I0)
+
+
+async def test_suspicion_ends_by_itself(steps: Steps) -> None:
+    failed = await steps.placed("s")
+    await steps.release("s", failed.token, "FAILED")
+    await steps.backend.clock.advance(3_000)
+    await steps.placed("new", I0)
+
+
+async def test_a_snapshot_from_before_the_failure_proves_nothing(steps: Steps) -> None:
+    failed = await steps.placed("s")
+    await steps.release("s", failed.token, "FAILED")
+    await steps.backend.clock.advance(1_000)
+    await steps.snapshot(age_ms=2_000)
+    await steps.held("new", I0)
+    await steps.snapshot(age_ms=500)
+    await steps.placed("new", I0)
+
+
+async def test_a_paused_session_whose_caller_goes_away_is_paused_again(steps: Steps) -> None:
+    placed = await steps.placed("s")
+    await steps.release("s", placed.token, "PAUSED")
+    rank = (await steps.books()).sessions["s"]["rank"]
+    await steps.held("s", ticket="call")
+    assert await steps.store.withdraw(steps.pool, request(), "s", "call")
+    books = await steps.books()
+    assert (books.sessions["s"]["st"], books.sessions["s"]["rank"]) == ("paused", rank)
+    await steps.placed("s")

@@ -6,7 +6,7 @@ import pytest
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import Instance
-from tests.contract.steps import EXCUSED_MS, I0, I1, Steps
+from tests.contract.steps import EXCUSED_MS, I0, I1, NOON, Steps
 
 
 async def instance(steps: Steps, key: str = I0) -> Instance:
@@ -177,3 +177,44 @@ async def test_the_mark_alone_keeps_newcomers_away_not_the_cap(steps: Steps) -> 
     for n in range(3):
         await steps.placed(f"s{n}", I0)
     await steps.held("t", I0, cap=3)
+
+
+async def test_a_trainer_that_numbers_its_versions_means_those_numbers(steps: Steps) -> None:
+    """A name that looks like a number, a date say, is not one: not of those that come later, nor before the end."""
+    await steps.weights(False, "20261130", policy_version=7, told=True)
+    await steps.snapshot(I1, weight_version="20261130", policy_version=20_261_130)
+    assert (await instance(steps, I1)).policy_version == 7
+    await steps.snapshot(I1, weight_version="20261201", policy_version=20_261_201)
+    assert (await instance(steps, I1)).policy_version is None
+
+
+async def test_another_version_is_another_update_with_its_own_time(steps: Steps) -> None:
+    await steps.weights(True, "2")
+    begun = (await instance(steps)).updating_since_ms
+    await steps.backend.clock.advance(3_000)
+    assert not await steps.weights(True, "2")
+    assert (await instance(steps)).updating_since_ms == begun
+    assert not await steps.weights(True, "3")
+    assert (await instance(steps)).updating_since_ms == (begun or 0) + 3_000
+
+
+async def test_who_comes_while_the_pool_loads_weights_loads_them_too(steps: Steps) -> None:
+    await steps.weights(True, "2", instance="", hold=True)
+    await steps.snapshot(I1)
+    assert (await instance(steps, I1)).update_holds
+    await steps.weights(False, "2", instance="")
+    await steps.snapshot("0|later")
+    assert not (await instance(steps, "0|later")).updating
+
+
+async def test_after_an_update_everybody_gets_a_whole_lease(steps: Steps) -> None:
+    """A caller that stood still with its engine has to hear first that it works again."""
+    await steps.placed("s", lease_ttl_ms=5_000)
+    await steps.weights(True, "2")
+    await steps.backend.clock.advance(4_900)
+    await steps.weights(False, "2")
+    await steps.placed("t", I0, lease_ttl_ms=5_000)
+    await steps.snapshot(state="PAUSED")
+    await steps.backend.clock.advance(4_900)
+    await steps.snapshot(state="SERVING")
+    assert set((await steps.books()).leases.values()) == {float(NOON + 9_800 + 5_000)}

@@ -258,10 +258,11 @@ class LedgerMachine(RuleBasedStateMachine):
             rid = self.requests[sid][0]
             steps = self.servers[server]
             ticket = self.field(sid, "ticket")
+            resumes = self.field(sid, "st") == "held" and self.field(sid, "resumes") == "1"
             taken_back = self.run(steps.store.withdraw(steps.pool, rid, sid, rid.request_id))
             if taken_back:
                 assert ticket == rid.request_id
-                assert self.field(sid, "st") is None
+                assert self.field(sid, "st") == ("paused" if resumes else None)
                 self.answers.pop(self.requests.pop(sid)[0].request_id, None)
 
     @rule(

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 #: Reason: (what it means, what releases the session).
 REASONS = {
+    "<unknown>": (
+        "nothing holds it any more",
+        "its caller asks again",
+    ),
     "POOL_CAP": (
         "every usable instance is at its session cap",
         "a session ends, or the cap rises",

@@ -131,7 +131,10 @@ class RankFollower:
         if self.is_reliable:
             record = self.tracker.record
             if snapshot.HasField("used_blocks") and not snapshot.HasField("cached_blocks"):
-                snapshot.cached_blocks = max(0, record.distinct_blocks - snapshot.used_blocks)
+                cached = record.distinct_blocks - snapshot.used_blocks
+                # Fewer blocks than are in use: one of the two is wrong, and what is cached is not known.
+                if cached >= 0:
+                    snapshot.cached_blocks = cached
             residents = record.largest_sessions()
             snapshot.resident_sessions.extend(ResidentSession(session_id=name, blocks=n) for name, n in residents)
         return is_new

@@ -54,6 +54,9 @@ class Scraper:
                 raise EndpointAbsent(f"{path} answers {response.status_code}")
             if response.status_code != httpx.codes.OK:
                 raise EngineUnreadable(f"{path} answers {response.status_code}")
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                # What was not asked for may unpack to any size.
+                raise EngineUnreadable(f"{path} answers compressed")
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:

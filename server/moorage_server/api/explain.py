@@ -23,19 +23,29 @@ RELEASED_BY = {
 }
 
 
-def stored_hold(record: SessionRecord) -> pb.Hold | None:
-    """The hold as the session's last try left it; None where it does not wait."""
+#: A caller that is late by this much is said to be, seconds.
+_LATE_S = 2.0
+
+
+def stored_hold(now_ms: int, record: SessionRecord) -> pb.Hold | None:
+    """The hold as the session's last try left it; None where it does not wait. A caller that is late is said to be."""
     row = record.fields
     if row.get("st") != "held":
         return None
     retry_ms, since_ms = int(row.get("retry") or 0), int(row.get("since") or 0)
     detail = row.get("detail", "")
+    late_s = (now_ms - int(row.get("present") or now_ms)) / 1000.0
+    if late_s > _LATE_S and row.get("homeless") != "1":
+        detail = f"has not asked again for {late_s:.0f} s and may be gone; when it last did: {detail}"
     return hold_of(OnHold(row.get("reason", ""), retry_ms, record.position, record.ahead, since_ms, detail))
 
 
 def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
-    """The hold with reason and numbers of now, and what would end it; None where the session does not wait."""
-    hold = stored_hold(record)
+    """The hold with reason and numbers of now, and what would end it; None where the session does not wait.
+
+    No reason is given where nothing holds it any more but that its caller has not asked again.
+    """
+    hold = stored_hold(view.now_ms, record)
     if hold is None:
         return None
     row = record.fields
@@ -52,6 +62,7 @@ def current_hold(view: Pool, record: SessionRecord) -> pb.Hold | None:
     stranger = bool(declared and view.config.classes) and view.config.named(declared) is None
     verdict = admission.decide(view, ask)
     if verdict.candidates:
+        hold.reason = pb.HOLD_REASON_UNSPECIFIED
         hold.detail = (
             f"there is room on {view.instances[verdict.candidates[0].instance].label} now: enters at its next try"
         )

@@ -63,7 +63,7 @@ class InspectorServicer(inspector_pb2_grpc.InspectorServiceServicer):
         response = ipb.ListSessionsResponse(next_page_token=paging.encode(following))
         for record in records:
             if _matches(request, record):
-                response.sessions.append(_session(now_ms, record, explain.stored_hold(record)))
+                response.sessions.append(_session(now_ms, record, explain.stored_hold(now_ms, record)))
         return response
 
     async def GetSession(self, request: ipb.GetSessionRequest, context: Any) -> ipb.GetSessionResponse:

@@ -81,6 +81,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             policy_version_of(request.weight_version) if told is None else told,
             cleared=request.cache_cleared,
             reason="ended" if request.weight_version else "failed",
+            told=told is not None,
         )
         return opb.EndWeightUpdateResponse(changed=await self._update_weights(view, request, update))
 
@@ -115,6 +116,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Carries an update to the ranks that the request means, all of the pool's where it names none."""
         meant = _meant(view, request) if request.instance_id else list(view.instances.values())
         changed = 0
+        if not request.instance_id:
+            await self._control.store.weights(view.name, "", update)
         for item in meant:
             changed += await self._control.store.weights(view.name, item.key, update)
         self._control.desk(view.name).wake()

@@ -100,13 +100,19 @@ def refusal(pool: Pool, ask: Ask) -> tuple[str, str] | None:
         return CLASS_REFUSED, f"class {ask.workload_class!r} is refused by configuration"
     if (stale := _too_stale(pool, ask)) is not None:
         return stale
-    alive = pool.alive()
-    if ask.prompt_tokens is None or not alive:
+    # One that is gone for now may be the one that is large enough: it counts until it is forgotten.
+    if ask.prompt_tokens is None or not pool.alive():
         return None
-    largest = max(_most_tokens(i) for i in alive)
+    largest = max(_most_tokens(i) for i in pool.instances.values())
     if ask.prompt_tokens > largest:
         return TOO_LARGE, f"a prompt of {ask.prompt_tokens} tokens; the largest instance takes {largest}"
     return None
+
+
+def outdated(pool: Pool, ask: Ask) -> Verdict | None:
+    """REJECT for a session that became too stale to be useful while it waited; None where it did not."""
+    stale = _too_stale(pool, ask)
+    return None if stale is None else Verdict(ask, *stale, rejected=True)
 
 
 def _too_stale(pool: Pool, ask: Ask) -> tuple[str, str] | None:
@@ -144,7 +150,7 @@ def _consider(
     bare = Candidate(instance.key, instance.incarnation, cap, group_blocks, prefill, reused)
     if ask.prompt_tokens is not None and ask.prompt_tokens > _most_tokens(instance):
         return None, KV_BUDGET, f"{ask.prompt_tokens} tokens > {_most_tokens(instance)} that {instance.label} can serve"
-    if instance.suspect:
+    if pool.suspects(instance):
         return None, STALE_SNAPSHOT, f"a session failed on {instance.label} since it was last heard of"
     if instance.sessions >= cap:
         return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.label}"
@@ -206,7 +212,11 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
                 break
         elif not detail:
             reason, detail = why, numbers
-    return Verdict(ask, reason if not found else "", detail if not found else "", tuple(found))
+    if found:
+        return Verdict(ask, "", "", tuple(found))
+    shut_out = [i.label for i in pool.alive() if not i.open]
+    others = f"; {len(shut_out)} more take nobody now, such as {shut_out[0]}" if shut_out else ""
+    return Verdict(ask, reason, detail + others)
 
 
 def observe(pool: Pool, ask: Ask) -> Verdict:

@@ -16,6 +16,9 @@ PAUSED = "PAUSED"
 SLEEPING = "SLEEPING"
 STOPPED = "STOPPED"
 
+#: How long a failed session speaks against an instance of which nothing else is heard, milliseconds (_candidate.lua).
+SUSPECTED_MS = 3_000
+
 FRESH = "FRESH"
 STALE = "STALE"
 GONE = "GONE"
@@ -130,7 +133,7 @@ class Instance:
     epoch: int = 0
     #: It answers, has work, and does none of it.
     stalled: bool = False
-    #: When a session last failed there.
+    #: When a session failed there, if nothing was heard of it since: no snapshot, no turn, no completed session.
     failed_at_ms: int | None = None
     #: Booked.
     sessions: int = 0
@@ -176,11 +179,6 @@ class Instance:
     def open(self) -> bool:
         """Whether it takes new sessions at all."""
         return self.state == SERVING and not (self.update_holds or self.cordoned or self.draining)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether a session failed there since it was last heard of: it may be gone, and attract all that fail fast."""
-        return self.failed_at_ms is not None and self.failed_at_ms > self.seen_ms
 
     def capacity(self, config: PoolConfig) -> int | None:
         """C_w, the protected KV budget in blocks: usable blocks x headroom. None while unknown.
@@ -282,6 +280,8 @@ class Pool:
     epochs: int = 0
     revision: int = 0
     named: bool = False
+    #: Since when weights are being loaded into the whole pool, instances that come meanwhile included.
+    updating_since_ms: int | None = None
     config_version: int = 0
     #: Server or store were away a moment ago: silence proves nothing.
     in_grace: bool = False
@@ -314,6 +314,14 @@ class Pool:
             return GONE
         fresh = self.age_s(instance) <= self.config.stale_after_s and not instance.stalled
         return FRESH if fresh else STALE
+
+    def suspects(self, instance: Instance) -> bool:
+        """Whether a session failed there and nothing was heard of it since, for a moment.
+
+        It may be gone, look empty, and attract all that come next. Soon its silence tells.
+        """
+        failed = instance.failed_at_ms
+        return failed is not None and 0 <= self.now_ms - failed < SUSPECTED_MS
 
     def silence_s(self, instance: Instance) -> float:
         """Seconds since the instance was last heard of."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,8 @@ class Desk:
 
     async def admit(self, arrival: Arrival, max_wait_s: float = 0.0) -> tuple[Placed | OnHold | Refused, Verdict]:
         """Decides for one session; waits up to ``max_wait_s`` for its turn. A cancelled call leaves nothing behind."""
+        # What a slow store takes is part of the wait: the caller's deadline is.
+        until = asyncio.get_running_loop().time() + max_wait_s
         view = await self.view()
         if arrival.hashes:
             await self._prefixes.look_up(view, arrival)
@@ -174,10 +177,11 @@ class Desk:
             view = await self._read_again()
             verdict = self._decide(view, arrival.ask)
             result = await self._commit(view, arrival, verdict, waiting=max_wait_s > 0)
-        if not isinstance(result, OnHold) or max_wait_s <= 0:
+        left = until - asyncio.get_running_loop().time()
+        if not isinstance(result, OnHold) or left <= 0:
             return result, verdict
         with Wait(self.meters, self.pool) as wait:
-            waited = await self._wait(arrival, result, max_wait_s)
+            waited = await self._wait(arrival, result, left)
             wait.outcome = _OUTCOMES[type(waited)]
         return waited, verdict
 
@@ -333,7 +337,7 @@ class Desk:
         # What woke us may be younger than the view at hand.
         view = await (self._read_again() if self._dirty else self.view())
         await self._prefixes.look_up_heads(view, self._arrival_here)
-        for verdict in admission.plan(view):
+        for verdict in self._verdicts(view):
             waiter = self._waiters.get(verdict.ask.session_id)
             if waiter is None or not (verdict.candidates or verdict.rejected) or waiter.answer.done():
                 continue
@@ -349,6 +353,15 @@ class Desk:
             if view is not self._view:
                 return True
         return False
+
+    def _verdicts(self, view: Pool) -> Iterable[Verdict]:
+        """For those whose turn it is; in OBSERVE for all who wait here, since nobody is held any more."""
+        asks = [arrivals.as_held(view, waiter.arrival.ask) for waiter in self._waiters.values()]
+        if view.config.mode == cfg.OBSERVE:
+            return [admission.observe(view, ask) for ask in asks]
+        # Who became too stale to be useful need not wait for its turn to hear it.
+        stale = [verdict for ask in asks if (verdict := admission.outdated(view, ask)) is not None]
+        return itertools.chain(stale, admission.plan(view))
 
     def _arrival_here(self, session_id: str) -> Arrival | None:
         waiter = self._waiters.get(session_id)

@@ -204,9 +204,11 @@ class Epochs:
             ended = await self._store.expire(self._pool, brake, _EXPIRE, timeout_ms)
             meters.expiries[meters.pools.of(self._pool)] += ended
         gone_ms = int(1000 * config.gone_after_s)
+        since = {"": view.updating_since_ms, **{i.key: i.updating_since_ms for i in view.instances.values()}}
+        for key, at_ms in since.items():
+            if at_ms is not None and view.now_ms - at_ms >= timeout_ms:
+                await self._store.weights(self._pool, key, WeightUpdate(False, reason="nobody ended it"))
         for instance in view.instances.values():
-            if instance.updating_since_ms is not None and view.now_ms - instance.updating_since_ms >= timeout_ms:
-                await self._store.weights(self._pool, instance.key, WeightUpdate(False, reason="nobody ended it"))
             if view.now_ms - instance.seen_ms >= gone_ms or instance.state == "STOPPED":
                 await self._store.gone(self._pool, instance.key, gone_ms, _FORGET * gone_ms)
 

@@ -123,7 +123,10 @@ class Store(Protocol):
         ...
 
     async def weights(self, pool: str, instance: str, update: WeightUpdate) -> bool:
-        """Marks the start or the end of a weight update of one instance; whether that changed anything."""
+        """Marks the start or the end of a weight update; whether that changed anything.
+
+        Of one instance, or ('') of the pool, for instances that come while it lasts.
+        """
         ...
 
     async def configure(self, pool: str, request: Request, config: str, version: int | None) -> bool:

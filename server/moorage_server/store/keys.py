@@ -4,12 +4,12 @@
 
 =================  ======  =========================================================================================
 pool               hash    gen rank rev gvt epochs decisions unlabelled unknown inferred mislabelled grace alive quiet
-                           exp_s exp_n named config cfgv wv pv
+                           exp_s exp_n named config cfgv wv pv pv_told upd upd_at upd_v
 classes            hash    act held rel done adm blk z d at vt gap gapn hexp hgot rl, each as ``<name>:<class>``
 instances          set     instance keys ``<dp rank>|<instance id>``
 i:<instance>       hash    inc seq seen state state_at snap age bs born gone cordon drain failed_at; ses blocks shared
-                           backlog c:<class> hat hexp:<class> hgot:<class>; upd upd_at wv pv swv ce ep clears; need
-                           added budget cap caps brake pressure signals stalled;
+                           backlog c:<class> hat hexp:<class> hgot:<class>; upd upd_at upd_v wv pv swv ce ep clears;
+                           need added budget cap caps brake pressure signals stalled;
                            px_src px_stream px_seq px_at px_behind px_n (see _prefix.lua)
 x:<instance>       zset    hashes of prefixes it holds, 8 bytes each, by time of their last store
 g:<instance>       hash    shared prefixes: n:<group> sessions, b:<group> blocks, k:<group> class
@@ -18,7 +18,7 @@ inc:<instance>     set     incarnations that are over
 s:<session>        hash    st (live | held | paused) class declared group gsize pv inst inc token ttl exp admitted since
                            rank phase turn endturn endctx endep endclears ctx ctx_at blocks at z peak shr ask reason
                            detail retry present homeless gap_at output ticket waits cached d home_at gap gapn; inf conf
-                           byinf mis moves; of a paused one, was was_inc was_clears was_ctx
+                           byinf mis moves; resumes; of a paused one, was was_inc was_clears was_ctx
 sessions           zset    all sessions, by name
 leases             zset    sessions by expiry of their lease (paused ones: of their memory)
 held               zset    held sessions by the end of their place in the queue

@@ -220,6 +220,7 @@ def pool(name: str, reply: list[Any], default: PoolConfig) -> Pool:
         epochs=int(fields.get("epochs", 0)),
         revision=int(fields.get("rev", 0)),
         named=fields.get("named") == b"1",
+        updating_since_ms=optional_int(fields.get("upd_at")),
         config_version=int(fields.get("cfgv", 0)),
         in_grace=int(fields.get("grace", 0)) > int(now) or silence_ms > int(fields.get("quiet", 0)),
         decisions_per_second=rate,

@@ -180,8 +180,9 @@ class WeightUpdate:
     policy_version: int | None = None
     #: At the start: keep new sessions away meanwhile.
     hold: bool = False
-    #: At the end: the prefix cache was cleared.
+    #: At the end: the prefix cache was cleared, and whether the trainer itself named the policy version.
     cleared: bool = False
+    told: bool = False
     reason: str = "ended"
 
 

@@ -243,7 +243,7 @@ class RedisStore(RedisPrefixes):
         raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
 
     async def withdraw(self, pool: str, request: records.Request, session_id: str, ticket: str) -> bool:
-        return bool(await self._run("withdraw", pool, request.request_id, session_id, ticket))
+        return bool(await self._run("withdraw", pool, request.request_id, session_id, ticket, PAUSED_MS))
 
     async def progress(self, pool: str, items: Sequence[records.Progress]) -> list[records.Renewed]:
         answers: list[records.Renewed] = []
@@ -283,7 +283,7 @@ class RedisStore(RedisPrefixes):
         return bool(
             await self._run(
                 "weights", pool, instance, "begin" if u.begin else "end", u.version, blank(u.policy_version),
-                "hold" if u.hold else "open", "1" if u.cleared else "", u.reason,
+                "hold" if u.hold else "open", "1" if u.cleared else "", u.reason, int(u.told),
             )
         )  # fmt: skip
 

@@ -113,7 +113,7 @@ def test_signals_say_how_old_they_are() -> None:
 
 
 def test_where_a_session_failed_nobody_new_goes_until_it_is_heard_of() -> None:
-    failed = admission.decide(pool(instance(failed_at_ms=NOW + 1)), ask())
+    failed = admission.decide(pool(instance(failed_at_ms=NOW)), ask())
     assert (failed.candidates, failed.reason) == ((), "STALE_SNAPSHOT")
     assert failed.detail == "a session failed on a since it was last heard of"
-    assert admission.decide(pool(instance(failed_at_ms=NOW)), ask()).candidates
+    assert admission.decide(pool(instance(failed_at_ms=NOW - 3_000)), ask()).candidates

@@ -15,16 +15,20 @@ local function with_asks(vector, asks)
   return table.concat(sums, ',')
 end
 
+-- How long a failed session speaks against an instance of which nothing else is heard.
+local SUSPECTED_MS = 3000
+
 -- Why an instance in such a state takes nobody.
 local CLOSED = { DRAINING = 'DRAINING', PAUSED = 'WEIGHT_UPDATE', SLEEPING = 'WEIGHT_UPDATE', STOPPED = 'NO_INSTANCE' }
 
 -- Why the instance `row` can not take a session as candidate `c` any more, or nil. `unguarded`: whatever is booked.
 local function refusal(c, row, unguarded)
   if row.inc ~= c.inc or row.gone == '1' then return 'NO_INSTANCE' end
-  if row.cordon == '1' or row.drain == '1' then return 'DRAINING' end
   if unguarded then return nil end
+  if row.cordon == '1' or row.drain == '1' then return 'DRAINING' end
   if row.upd == 'hold' then return 'WEIGHT_UPDATE' end
-  if row.failed_at and tonumber(row.failed_at) > tonumber(row.seen) then return 'STALE_SNAPSHOT' end
+  local since_failure = now - tonumber(row.failed_at or 0)
+  if since_failure >= 0 and since_failure < SUSPECTED_MS then return 'STALE_SNAPSHOT' end
   if CLOSED[row.state] then return CLOSED[row.state] end
   if tonumber(row.ses or 0) >= c.cap then return 'POOL_CAP' end
   local needs = numbers(row.need)

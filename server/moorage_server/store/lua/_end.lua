@@ -39,3 +39,9 @@ local function finish(sid, row, outcome, kind, reason)
   wake(kind)
   return text(duration), z, peak
 end
+
+-- Keeps what is known of a paused session for a while. Needs _lease.
+local function remember_paused(sid, kept_ms)
+  call('ZADD', P .. 'leases', text(now + kept_ms), sid)
+  call('PEXPIRE', P .. 's:' .. sid, text(kept_ms + BACKSTOP_MS))
+end

@@ -9,3 +9,13 @@ local function renew(sid, ttl)
   call('PEXPIRE', P .. 's:' .. sid, text(ttl + BACKSTOP_MS))
   return expires
 end
+
+-- States in which an engine stands still, and the leases of its sessions run on.
+local STILL = { PAUSED = true, SLEEPING = true }
+
+-- Gives all sessions at home on an instance a whole lease: it works again, and they have to hear of it first.
+local function renew_home(ikey)
+  for _, sid in ipairs(call('SMEMBERS', P .. 'home:' .. ikey)) do
+    renew(sid, tonumber(call('HGET', P .. 's:' .. sid, 'ttl')))
+  end
+end

@@ -1,5 +1,5 @@
 -- Admits a session: checks and commits the first candidate that still fits, else puts the session in the queue.
--- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former _label
+-- include: _base _events _replay _ledger _queue _lease _vector _candidate _epoch _former _label _fair
 --
 -- ARGV  2 request id ('' = none)   3 hash of the request's body   4 session   5 class in force   6 declared class
 --       7 group ('' = none)        8 policy version ('' = unknown)  9 tokens to book
@@ -63,22 +63,6 @@ local candidates, at = tonumber(ARGV[27]), 28
 
 local reason, detail = ARGV[13], ARGV[14]
 
--- Start-time fair queueing between classes: a class that waits is owed what it could not get so far, one that had no
--- demand may catch up by its credit at most.
-local function virtual_start(global)
-  local row = fields(CLASSES, 'vt:' .. class, 'held:' .. class)
-  local virtual_time = tonumber(row['vt:' .. class] or 0)
-  if old.st == 'held' or tonumber(row['held:' .. class] or 0) > 0 then return virtual_time end
-  return math.max(virtual_time, global - tonumber(ARGV[20]))
-end
-
-local function take_turn()
-  local global = tonumber(call('HGET', POOL, 'gvt') or 0)
-  local start = virtual_start(global)
-  call('HSET', CLASSES, 'vt:' .. class, text(start + tonumber(ARGV[19])))
-  if start > global then call('HSET', POOL, 'gvt', text(start)) end
-end
-
 -- What a session is called and asks for, from its first try to its admission.
 local function describe(rank, since)
   call('HSET', key, 'class', class, 'declared', ARGV[6], 'group', group, 'gsize', ARGV[23], 'pv', ARGV[8],
@@ -90,14 +74,15 @@ local function commit(c, row)
   local token = text(call('HINCRBY', POOL, 'gen', 1)) .. '.' .. ARGV[12]
   if old.st == 'held' then dequeue(sid, class) end
   call('HSET', key, 'st', 'live', 'inst', c.ikey, 'inc', row.inc, 'token', token, 'homeless', 0, 'phase', 'PLACED',
-    'blocks', 0, 'at', now, 'reason', '', 'present', 0, 'ctx_at', now, 'ticket', homeless and '' or ARGV[24])
+    'blocks', 0, 'at', now, 'reason', '', 'present', 0, 'ctx_at', now, 'ticket', homeless and '' or ARGV[24],
+    'endclears', row.clears or 0)
   if not homeless then
     describe(old.rank or rank_of_arrival(group), old.since or now)
     call('HSET', key, 'admitted', now, 'z', 0, 'd', 0, 'gap', 0, 'gapn', 0, 'peak', 0, 'endctx', '', 'turn', '',
       'endturn', '')
     call('HDEL', key, 'was', 'was_inc', 'was_clears', 'was_ctx')
     call('HINCRBY', CLASSES, 'adm:' .. class, 1)
-    take_turn()
+    take_turn(class, old.st == 'held', tonumber(ARGV[19]), tonumber(ARGV[20]))
   end
   local shared = join_group(c.ikey, group, class, c.shared)
   call('HSET', key, 'shr', shared, 'cached', c.cached ~= '0' and c.cached or '')
@@ -122,7 +107,7 @@ if candidates > 0 and not observe and not first_in_line(sid, class) then
 end
 for _ = 1, candidates do
   local c, following = read_candidate(at)
-  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'upd', 'seen', 'failed_at',
+  local row = fields(P .. 'i:' .. c.ikey, 'inc', 'gone', 'cordon', 'drain', 'state', 'upd', 'failed_at', 'clears',
     'ses', 'need', 'added', 'bs')
   local why = refusal(c, row, observe)
   if not why then return commit(c, row) end
@@ -134,11 +119,12 @@ local since = old.since or text(now)
 if old.st ~= 'held' then
   local rank = old.rank or rank_of_arrival(group)
   describe(rank, since)
-  call('HSET', key, 'st', 'held', 'homeless', 0, 'phase', 'HELD', 'inst', '', 'admitted', '')
+  call('HSET', key, 'st', 'held', 'homeless', 0, 'phase', 'HELD', 'inst', '', 'admitted', '',
+    'resumes', old.st == 'paused' and 1 or 0)
   call('PEXPIRE', key, text(tonumber(ARGV[16]) + BACKSTOP_MS))
   call('ZREM', P .. 'leases', sid)
   call('ZADD', P .. 'sessions', 0, sid)
-  call('HSET', CLASSES, 'vt:' .. class, text(virtual_start(tonumber(call('HGET', POOL, 'gvt') or 0))))
+  call('HSET', CLASSES, 'vt:' .. class, text(virtual_start(class, false, tonumber(ARGV[20]))))
   enqueue(sid, class, tonumber(rank))
   touch(sid)
 end

@@ -16,7 +16,7 @@ local function excused(row)
   if row.st ~= 'live' then return false end
   local home = fields(P .. 'i:' .. row.inst, 'upd', 'upd_at', 'state', 'state_at')
   local since = home.upd and home.upd_at or home.state_at
-  local still = home.upd or home.state == 'PAUSED' or home.state == 'SLEEPING'
+  local still = home.upd or STILL[home.state]
   return still and now - tonumber(since or 0) < tonumber(ARGV[4])
 end
 

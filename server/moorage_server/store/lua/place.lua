@@ -48,7 +48,7 @@ if row.st == 'live' then
     touch(sid)
     local expires = renew(sid, tonumber(row.ttl))
     local cached = left_behind(row, home)
-    if cached == '' then cached = row.cached or '' end
+    if cached == '' and row.endclears == (home.clears or '0') then cached = row.cached or '' end
     local answer = { 'PLACED', row.inst, row.inc, row.token, row.ttl, text(expires), cached, 0, row.class }
     return remember(ARGV[2], ARGV[3], answer)
   end

@@ -15,6 +15,8 @@ if row.inc ~= ARGV[3] then
 end
 -- What was not heard of for so long has expired.
 local known = row.px_stream == ARGV[4] and now - tonumber(row.px_at) < SET_KEPT_MS
+-- A sender that begins anew under its old name means another record: it is asked for another name.
+if known and ARGV[7] == '1' and ARGV[5] < row.px_seq then return 'NEW_STREAM' end
 if known and ARGV[5] <= row.px_seq then return 'REPEAT' end
 if ARGV[7] == '1' then
   call('UNLINK', P .. 'x:' .. ikey)

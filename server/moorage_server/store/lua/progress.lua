@@ -24,13 +24,15 @@ end
 
 local function report(sid, row, phase, turn, context, cached, output)
   local key = P .. 's:' .. sid
-  local home = fields(P .. 'i:' .. row.inst, 'bs', 'ep', 'upd', 'clears')
+  local home = fields(P .. 'i:' .. row.inst, 'bs', 'ep', 'upd', 'clears', 'failed_at')
   local block_size = tonumber(home.bs)
   if phase ~= '' then set_phase(sid, row, phase) end
   if turn ~= '' then call('HSET', key, 'turn', turn) end
   if output ~= '' then call('HSET', key, 'output', output) end
   local newer = not row.endturn or row.endturn == '' or (tonumber(turn) or 0) > tonumber(row.endturn)
   local ended = cached ~= '' and turn ~= '' and newer
+  -- An engine that ended a turn is there, whatever failed on it before.
+  if ended and home.failed_at then call('HDEL', P .. 'i:' .. row.inst, 'failed_at') end
   if ended then
     count_hits(row, home, tonumber(cached))
     call('HSET', key, 'endturn', turn, 'endctx', context, 'endep', home.ep or 0, 'endclears', home.clears or 0)

@@ -43,11 +43,9 @@ if ARGV[7] ~= '' and row.st == 'live' then
   local home = fields(P .. 'i:' .. row.inst, 'bs')
   set_blocks(sid, row.class, row.inst, own_blocks(tonumber(ARGV[7]), tonumber(home.bs), tonumber(row.shr or 0)))
 end
--- A failure may be the first sign that an engine is gone: until it is heard of again nobody new goes there.
+-- A failure may be the first sign that an engine is gone: until anything is heard of it nobody new goes there.
 if ARGV[6] == 'FAILED' and row.st == 'live' then call('HSET', P .. 'i:' .. row.inst, 'failed_at', text(now)) end
+if ARGV[6] == 'COMPLETED' and row.st == 'live' then call('HDEL', P .. 'i:' .. row.inst, 'failed_at') end
 local duration, z, peak = finish(sid, row, ARGV[6], ARGV[9] == '1' and 'evict' or 'release', ARGV[10])
-if ARGV[6] == 'PAUSED' then
-  call('ZADD', P .. 'leases', text(now + tonumber(ARGV[8])), sid)
-  call('PEXPIRE', key, text(tonumber(ARGV[8]) + BACKSTOP_MS))
-end
+if ARGV[6] == 'PAUSED' then remember_paused(sid, tonumber(ARGV[8])) end
 return remember(ARGV[2], ARGV[3], { 'RELEASED', duration, z, peak })
