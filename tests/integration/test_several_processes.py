@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,7 +29,7 @@ from moorage.v1 import scheduler_pb2 as pb
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines
 from tests.integration.load import CALLERS, RATE, Load
-from tests.integration.processes import PATIENCE_S, Server, Start, eventually, moorage
+from tests.integration.processes import COMMAND, PATIENCE_S, Server, Start, environment, eventually, moorage
 from tests.ledger_audit import audit
 from tests.unit.server.exposed import Exposed
 
@@ -247,6 +249,20 @@ def test_a_signal_to_all_of_the_group_is_one_signal(two: Callable[..., Server]) 
     # Ctrl-C reaches the workers too; so does what systemd sends.
     assert server.terminate() == 0
     assert sorted(line["worker"] for line in _events(server, "stopped")) == [0, 1]
+
+
+def test_ctrl_c_during_the_start_ends_it_in_order(redis_server: RedisServer, tmp_path: Path) -> None:
+    command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--processes", "2", "--redis-url", redis_server.url]
+    log = tmp_path / "serve.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command, env=environment({}), stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    eventually(lambda: "worker started" in log.read_text("utf-8"))
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE_S) == (b"", None)
+    assert process.returncode == 0
+    assert "Traceback" not in log.read_text("utf-8")
 
 
 def test_workers_do_not_outlive_their_supervisor(two: Callable[..., Server]) -> None:

@@ -241,8 +241,8 @@ class Settings(Section):
         default=1,
         ge=1,
         le=64,
-        description="Processes that share the address (SO_REUSEPORT), one per core at most; more than one needs redis.url."
-        " Connections are dealt out to them, evenly on Linux only.",
+        description="Processes that share the address (SO_REUSEPORT), at most one per core; more than one needs"
+        " redis.url. Connections are dealt out to them, evenly on Linux only.",
     )
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."

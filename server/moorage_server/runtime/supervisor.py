@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -123,7 +123,8 @@ class Supervisor:
             return EXIT_ERROR
         self._living[number] = worker
         _log.info("worker started", worker=number, pid=worker.pid)
-        await asyncio.wait({worker.serving, worker.ended}, return_when=asyncio.FIRST_COMPLETED)
+        news: set[asyncio.Future[Any]] = {worker.serving, worker.ended}
+        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
         if worker.serving.done():
             self._on_serving(number, worker.serving.result())
         code = await worker.ended

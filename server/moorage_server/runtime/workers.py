@@ -10,8 +10,9 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,17 +20,20 @@ from moorage_server.runtime.addresses import shifted
 from moorage_server.runtime.exits import EXIT_ERROR
 from moorage_server.runtime.logs import configure_logging
 from moorage_server.runtime.main import run_server
+from moorage_server.runtime.section import Section
 from moorage_server.runtime.server import AddressInUse
 from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.shared_address import SharedAddress
 from moorage_server.runtime.supervisor import Supervisor
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _spawn = multiprocessing.get_context("spawn")
 
 
 def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
-    """Runs ``settings.processes`` workers until SIGTERM or SIGINT; the exit code. ``announce`` is told where they are."""
+    """Runs ``settings.processes`` workers until SIGTERM or SIGINT; the exit code. ``announce`` hears where they are."""
     try:
         listen = SharedAddress(settings.listen)
         health = None if settings.health.listen is None else SharedAddress(settings.health.listen)
@@ -60,7 +64,9 @@ class WorkerProcess:
         self._process = _spawn.Process(
             target=work, args=(settings_of(settings, number), number, words), name=f"worker {number}", daemon=True
         )
-        # Ctrl-C goes to the whole group: until the worker can say so itself, this keeps it deaf.
+        # Ctrl-C goes to the whole group: until the worker can say so itself, this keeps it deaf. The tracker that
+        # `start` would start first unblocks the signal.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -104,7 +110,8 @@ def settings_of(settings: Settings, number: int) -> Settings:
     """The settings of one worker: its metrics are its own, at the port above the one of the worker before it."""
     if settings.metrics.listen is None:
         return settings
-    return _with(settings, metrics=_with(settings.metrics, listen=shifted(settings.metrics.listen, number)))
+    metrics = _with(settings.metrics, listen=shifted(settings.metrics.listen, number))
+    return _with(settings, metrics=metrics)
 
 
 def work(settings: Settings, number: int, words: Connection) -> None:
@@ -131,5 +138,5 @@ def _on_sigterm() -> asyncio.Event:
     return stopping
 
 
-def _with(section: Any, **values: object) -> Any:
+def _with(section: SectionT, **values: object) -> SectionT:
     return section.model_copy(update=values)
