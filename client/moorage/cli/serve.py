@@ -12,6 +12,7 @@ from moorage.cli.options import DEFAULT_SERVER
 
 @click.command()
 @click.option("--listen", metavar="HOST:PORT", help=f"Address to listen on [default {DEFAULT_SERVER}].")
+@click.option("--processes", type=int, help="Processes that share the address, for one Redis [default 1].")
 @click.option("--redis-url", metavar="URL", help="Redis or Valkey that keeps the state.")
 @click.option(
     "--embedded", is_flag=True, default=None, help="Keep the state in this process; it is lost at exit. The default."

@@ -22,3 +22,9 @@ def host_and_port(listen: str) -> tuple[str, int]:
 def with_port(listen: str, port: int) -> str:
     """The address with the port that was given for 0."""
     return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def shifted(listen: str, by: int) -> str:
+    """The address ``by`` ports above; port 0 stays, for any is taken there."""
+    port = host_and_port(listen)[1]
+    return with_port(listen, port + by if port else 0)

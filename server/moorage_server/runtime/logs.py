@@ -46,8 +46,11 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
-class _NamedLogger(structlog.PrintLogger):
-    """Prints, and knows the name that ``structlog.get_logger`` was given."""
+class _NamedLogger(structlog.WriteLogger):
+    """Writes, and knows the name that ``structlog.get_logger`` was given.
+
+    A line is one write: several processes may share the stream.
+    """
 
     def __init__(self, out: TextIO, name: str = "moorage") -> None:
         super().__init__(out)

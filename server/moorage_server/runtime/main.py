@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from moorage.v1 import inspector_pb2_grpc, operator_pb2_grpc, scheduler_pb2_grpc
+from moorage_server.runtime.exits import EXIT_CONFIGURATION, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from moorage_server.runtime.logs import configure_logging
 from moorage_server.runtime.redaction import mask_url, redact_text
 from moorage_server.runtime.security import Security
@@ -26,18 +27,13 @@ if TYPE_CHECKING:
     from moorage_server.runtime.control import ControlPlane
     from moorage_server.runtime.tracing import Tracing
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_CONFIGURATION = 2
-EXIT_INTERRUPTED = 130
-
 _log = structlog.get_logger("moorage.server")
 
 
 def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     """Runs a server until SIGTERM or SIGINT; returns the exit code of the process.
 
-    ``overrides`` holds what flags set: listen, redis_url, embedded, log_format, log_level, reflection, insecure_listen.
+    ``overrides`` holds what flags set, by the keys of settings_sources.FLAGS.
     A second signal ends the process without grace.
     """
     try:
@@ -45,15 +41,31 @@ def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     except SettingsError as error:
         return _unusable(error)
     configure_logging(settings.log)
+    if settings.processes == 1:
+        return run_server(settings, _print, _on_signals)
+    from moorage_server.runtime.workers import supervise
+
+    return supervise(settings, _print)
+
+
+def run_server(settings: Settings, announce: Callable[[str], None], signals: Callable[[], asyncio.Event]) -> int:
+    """Runs the server of this process until the event of ``signals`` is set; returns the exit code.
+
+    ``announce`` is told once, when it serves, where it listens. ``signals`` is called inside the event loop.
+    """
     try:
         security = Security(settings)
     except SettingsError as error:
         return _unusable(error)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_run(settings, security))
+            return runner.run(_run(settings, security, announce, signals))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _unusable(error: SettingsError) -> int:
@@ -70,7 +82,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _run(settings: Settings, security: Security) -> int:
+async def _run(
+    settings: Settings, security: Security, announce: Callable[[str], None], signals: Callable[[], asyncio.Event]
+) -> int:
     # The store's libraries and numpy are most of the start-up time: not before the configuration is known to be good.
     from moorage_server.runtime.control import ControlPlane
     from moorage_server.runtime.side_doors import SideDoors
@@ -109,11 +123,12 @@ async def _run(settings: Settings, security: Security) -> int:
         return EXIT_ERROR
     if tracing is not None:
         store.meter.listener = tracing.script
-    stopping = _on_signals()
+    stopping = signals()
     await control.start()
     await server.start()
     await doors.start()
-    _announce(settings, address, security, doors.addresses())
+    announce(_where(settings, address))
+    _log_listening(settings, address, security, doors.addresses())
     _spare_the_collector()
     await stopping.wait()
     _log.info("stopping", grace_s=settings.shutdown.grace_s)
@@ -184,13 +199,18 @@ def _on_signals() -> asyncio.Event:
     return stopping
 
 
-def _announce(settings: Settings, address: str, security: Security, doors: Mapping[str, str]) -> None:
-    """Says on stdout where the server listens and where the ledger lives."""
+def _where(settings: Settings, address: str) -> str:
+    """Says where the server listens and where the ledger lives."""
     if settings.embedded:
         where = "embedded store: ALL STATE IS LOST AT EXIT, one process only; --redis-url keeps it"
     else:
         where = f"store {settings.store}"
-    print(f"moorage listens on {address}, {where}", flush=True)
+    if settings.processes > 1:
+        where = f"{settings.processes} processes, {where}"
+    return f"moorage listens on {address}, {where}"
+
+
+def _log_listening(settings: Settings, address: str, security: Security, doors: Mapping[str, str]) -> None:
     _log.info(
         "listening",
         address=address,

@@ -12,11 +12,11 @@ from moorage_server.runtime.server import AddressInUse
 class HealthListener:
     """Shows a server's health on an address of its own. Built, which takes the address, then started, and stopped once.
 
-    Raises AddressInUse.
+    With ``shared`` the processes of one server answer there in turns. Raises AddressInUse.
     """
 
-    def __init__(self, listen: str, health: health_pb2_grpc.HealthServicer) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    def __init__(self, listen: str, health: health_pb2_grpc.HealthServicer, shared: bool = False) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", int(shared))])
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         try:
             port = self._server.add_insecure_port(listen)

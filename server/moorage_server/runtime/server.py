@@ -155,8 +155,8 @@ class MoorageServer:
 def server_options(settings: Settings) -> list[tuple[str, Any]]:
     """Channel arguments of the server."""
     options: list[tuple[str, Any]] = [
-        # Two servers on one port would split the calls between two ledgers when embedded.
-        ("grpc.so_reuseport", 0),
+        # Only processes of one server share its port: two servers would split the calls between two ledgers.
+        ("grpc.so_reuseport", int(settings.processes > 1)),
         ("grpc.max_receive_message_length", settings.limits.max_message_bytes),
         ("grpc.max_send_message_length", settings.limits.max_message_bytes),
         ("grpc.keepalive_time_ms", 60_000),

@@ -42,7 +42,7 @@ class LogSettings(Section):
 
 
 class LimitSettings(Section):
-    """What one server takes on."""
+    """What one server process takes on."""
 
     max_message_bytes: int = Field(
         default=limits.MESSAGE_BYTES,
@@ -68,14 +68,19 @@ class HealthSettings(Section):
     check_timeout_s: float = Field(default=1.0, ge=0.05, le=60, description="Seconds that an answer may take.")
     listen: Address | None = Field(
         default=None,
-        description="HOST:PORT of a health service in plain text, for probes; unset: only the main port's.",
+        description="HOST:PORT of a health service in plain text, for probes; unset: only the main port's."
+        " With several processes any of them answers.",
     )
 
 
 class MetricsSettings(Section):
     """Metrics for Prometheus."""
 
-    listen: Address | None = Field(default=None, description="HOST:PORT of the HTTP listener; unset: none.")
+    listen: Address | None = Field(
+        default=None,
+        description="HOST:PORT of the HTTP listener; unset: none. Each of several processes has its own page: the first"
+        " at PORT, the next at PORT + 1, and so on.",
+    )
 
 
 class TracingSettings(Section):
@@ -206,6 +211,13 @@ class Settings(Section):
     """A server's configuration."""
 
     listen: Address = Field(default="127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one.")
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that share the address (SO_REUSEPORT), at most one per core; more than one needs"
+        " redis.url. Connections are dealt out to them, evenly on Linux only.",
+    )
     reflection: bool | None = Field(
         default=None, description="Offer gRPC reflection; unset: only where the server listens on loopback."
     )
@@ -216,7 +228,7 @@ class Settings(Section):
     auth: AuthSettings = Field(default_factory=AuthSettings, description="Who may call, and what.")
     redis: RedisSettings = Field(default_factory=RedisSettings, description="Where the ledger lives.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged.")
-    limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server takes on.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="What one server process takes on.")
     health: HealthSettings = Field(default_factory=HealthSettings, description="How readiness follows the store.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Metrics for Prometheus.")
     tracing: TracingSettings = Field(default_factory=TracingSettings, description="OpenTelemetry traces.")

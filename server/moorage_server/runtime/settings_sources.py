@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -17,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from moorage_server.core import config as core
 from moorage_server.errors import shorten
+from moorage_server.runtime.addresses import host_and_port
 from moorage_server.runtime.redaction import mask_url, redact_text
 from moorage_server.runtime.section import Section
 from moorage_server.runtime.settings import Settings
@@ -42,6 +44,7 @@ _EXPOSED = (
 #: Keyword of a flag -> key it sets.
 FLAGS: dict[str, KeyPath] = {
     "listen": ("listen",),
+    "processes": ("processes",),
     "redis_url": _URL,
     "embedded": _EMBEDDED,
     "log_format": ("log", "format"),
@@ -89,9 +92,25 @@ def load_settings(config_file: str | None, overrides: Mapping[str, object], envi
     ]
     if settings.exposed:
         problems.append(_line(("listen",), _EXPOSED, settings.listen, given))
+    problems += [_line(path, complaint, value, given) for path, complaint, value in _unshareable(settings)]
     if problems:
         raise SettingsError(*problems)
     return settings
+
+
+def _unshareable(settings: Settings) -> Iterator[tuple[KeyPath, str, object]]:
+    """What keeps several processes from being one server: key, complaint, value."""
+    if settings.processes == 1:
+        return
+    if settings.embedded:
+        complaint = "must be 1 with the embedded ledger, which lives in one process: give redis.url (--redis-url)"
+        yield ("processes",), complaint, settings.processes
+    if not hasattr(socket, "SO_REUSEPORT"):
+        yield ("processes",), "must be 1: this platform can not share a port (no SO_REUSEPORT)", settings.processes
+    metrics = settings.metrics.listen
+    if metrics is not None and host_and_port(metrics)[1] + settings.processes - 1 > 65_535:
+        complaint = f"needs a port for each of {settings.processes} processes, up to 65535"
+        yield ("metrics", "listen"), complaint, metrics
 
 
 def read_file(name: str) -> dict[str, Any]:

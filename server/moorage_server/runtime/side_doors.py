@@ -27,7 +27,8 @@ class SideDoors:
         if self._settings.metrics.listen is not None:
             self._metrics = MetricsListener(self._settings.metrics.listen, self._sampler, asyncio.get_running_loop())
         if self._settings.health.listen is not None:
-            self._health = HealthListener(self._settings.health.listen, self._server.health)
+            shared = self._settings.processes > 1
+            self._health = HealthListener(self._settings.health.listen, self._server.health, shared)
 
     def addresses(self) -> dict[str, str]:
         """Where they listen, by "metrics" and "health"."""

@@ -251,3 +251,38 @@ async def test_weights_of_an_instance_or_a_pool_that_nobody_knows(world: Any, re
         assert (await refusal(w.operator.BeginWeightUpdate(nobody))).reason == "INSTANCE_UNKNOWN"
         nowhere = opb.EndWeightUpdateRequest(pool="other", weight_version="v")
         assert (await refusal(w.operator.EndWeightUpdate(nowhere))).reason == "POOL_UNKNOWN"
+
+
+async def _held(w: Any, number: int) -> None:
+    async with asyncio.timeout(5):
+        while (await w.inspector.GetPool(ipb.GetPoolRequest())).held_sessions < number:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+
+
+async def test_observe_frees_those_who_wait_already(world: Any) -> None:
+    """An emergency exit that new callers alone may take is none."""
+    async with world({"default": replace(STATIC, static_cap=1)}) as w:
+        await w.instance("i")
+        await w.admit("lives")
+        waiting = [asyncio.create_task(w.admit(f"w{n}", max_wait=to_duration(30))) for n in range(3)]
+        await _held(w, 3)
+        await w.operator.ConfigurePool(configure(["mode"], mode=opb.MODE_OBSERVE))
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*waiting)
+        assert [a.decision for a in answers] == [pb.DECISION_PLACE] * 3
+
+
+async def test_who_waits_in_the_middle_hears_at_once_that_it_is_too_stale(world: Any) -> None:
+    async with world({"default": replace(STATIC, static_cap=1, max_policy_lag=1)}) as w:
+        await w.instance("i", weight_version="10")
+        await w.admit("lives")
+        head = asyncio.create_task(w.admit("head", max_wait=to_duration(30)))
+        await _held(w, 1)
+        behind = asyncio.create_task(w.admit("behind", policy_version=9, max_wait=to_duration(30)))
+        await _held(w, 2)
+        await w.instance("i", weight_version="11")
+        async with asyncio.timeout(5):
+            answer = await behind
+        assert (answer.decision, answer.hold.reason) == (pb.DECISION_REJECT, pb.HOLD_REASON_STALENESS_LIMIT)
+        assert not head.done()
+        head.cancel()

@@ -94,3 +94,17 @@ def test_other_libraries_speak_the_same_way(out: io.StringIO) -> None:
     logging.getLogger("grpc").info("chatter")
     (event,) = events(out)
     assert (event["event"], event["level"], event["logger"]) == ("disk is low", "warning", "some.library")
+
+
+def test_a_line_is_one_write_so_that_processes_can_share_the_stream() -> None:
+    writes: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    configure_logging(LogSettings(format="json"), Stream())
+    structlog.get_logger("moorage.server").info("epoch")
+    logging.getLogger("some.library").warning("disk is low")
+    assert [(text[0], text[-2:], text.count("\n")) for text in writes] == [("{", "}\n", 1)] * 2

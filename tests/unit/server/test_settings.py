@@ -75,9 +75,10 @@ def test_every_flag_sets_its_key() -> None:
         "log_level": "error",
         "reflection": True,
         "insecure_listen": True,
+        "processes": 2,
     }
     settings = load_settings(None, values, {})
-    assert settings.listen == "0.0.0.0:1"
+    assert (settings.listen, settings.processes) == ("0.0.0.0:1", 2)
     assert settings.redis_url == "redis://h"
     assert (settings.log.format, settings.log.level, settings.reflection) == ("json", "error", True)
     assert load_settings(None, {"embedded": True}, {}).redis.embedded is True
