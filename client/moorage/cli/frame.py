@@ -177,12 +177,12 @@ def _mixture(pool: GetPoolResponse) -> str:
         return "UNKNOWN: nothing was completed yet"
     gaps = {name: pool.consumed_mixture.get(name, 0.0) - target for name, target in pool.target_mixture.items()}
     worst = max(gaps, key=lambda name: abs(gaps[name]))
-    facts = (
-        f"{points:.1f} points off over {samples} samples; {cell(worst)} has "
-        f"{percent(pool.consumed_mixture.get(worst, 0.0))} of {percent(pool.target_mixture[worst])} wanted"
-    )
+    share = f"{percent(pool.consumed_mixture.get(worst, 0.0))} of {percent(pool.target_mixture[worst])} wanted"
     if samples < _MIN_SAMPLES:
-        return f"too early to say; {facts}"
+        return (
+            f"too early to say ({samples} of {_MIN_SAMPLES} samples); {points:.1f} points off; {cell(worst)} has {share}"
+        )
+    facts = f"{points:.1f} points off over {samples} samples; {cell(worst)} has {share}"
     return f"as asked; {facts}" if points < _OFF_TARGET else f"OFF TARGET; {facts}"
 
 

@@ -121,7 +121,7 @@ def test_without_held_sessions_the_instances_suggest_the_cause(changes: dict[str
     [
         ({}, "as asked; 0.9 points off over 250 samples; rlvr has 34.0% of 33.1% wanted"),
         ({"mixture_deviation": 7.25}, "OFF TARGET; 7.2 points off"),
-        ({"completed_by_class": {"agentic": 9}}, "too early to say; 0.9 points off over 9 samples"),
+        ({"completed_by_class": {"agentic": 9}}, "too early to say (9 of 100 samples); 0.9 points off; rlvr has"),
         ({"consumed_mixture": {}}, "UNKNOWN: nothing was completed yet"),
         ({"target_mixture": {}}, "UNKNOWN: no target is configured"),
     ],
