@@ -34,7 +34,7 @@ def test_describe_pool(run: Run, server: FakeServer) -> None:
 
 
 def test_a_mixture_without_target_is_unknown(run: Run, server: FakeServer) -> None:
-    server.answers["GetPool"] = inspector.GetPoolResponse(pool="default")
+    server.answers.update(GetPool=inspector.GetPoolResponse(pool="default"), ListInstances=samples.instances())
     fields = _fields(run("describe", "pool").stdout)
     assert fields["Mixture"] == "<unknown>"
     assert fields["Blocks"] == "0 reserved, <unknown> used, <unknown> usable"
