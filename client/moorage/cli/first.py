@@ -5,6 +5,7 @@ What is noted with a held session is as old as its last try, so those that may g
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,18 +21,24 @@ _BEHIND = "QUEUED_BEHIND"
 
 
 def candidates(held: Sequence[Session]) -> list[Session]:
-    """The first of each class, oldest first; none where most of `held` wait for something else than their turn."""
+    """The first of each class; none where most of `held` wait for something else than their turn."""
     counted = Counter(reason(session.hold) for session in held if session.HasField("hold"))
     if not counted or counted.most_common(1)[0][0] != _BEHIND:
         return []
     oldest: dict[str, Session] = {}
-    for session in sorted(held, key=lambda session: session.hold.held_since.ToNanoseconds()):
+    for session in sorted(held, key=_line):
         oldest.setdefault(session.workload_class, session)
     return list(oldest.values())[:_CLASSES]
 
 
+def _line(session: Session) -> tuple[float, int]:
+    """Place in the line of its class, where it is known; else how long it waits."""
+    hold = session.hold
+    return hold.position or math.inf, hold.held_since.ToNanoseconds()
+
+
 def choose(looked_at: Iterable[Session]) -> Session | None:
-    """Of the candidates as they are now: the one that does not wait for another; else any that is held at all."""
+    """Of the candidates as they are now: the one that does not queue; else any that is held: it says behind whom."""
     found = None
     for session in looked_at:
         if session.HasField("hold") and reason(session.hold) != _BEHIND:

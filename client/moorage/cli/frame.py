@@ -214,10 +214,10 @@ def _waiting(
     why = ", ".join(f"{name} {count}" for name, count in counted.most_common())
     seen = f" (of {counted.total()} looked at)" if counted.total() < pool.held_sessions else ""
     if first is not None:
-        waits_for = f"{reason(first.hold)}, {printable(first.hold.detail)}"
-        return (
-            f"{pool.held_sessions} held: {who}; {why}{seen}; first in line, {cell(first.workload_class)}: {waits_for}"
-        )
+        waits_for = printable(first.hold.detail.partition("; enters when")[0])
+        if reason(first.hold) != top:
+            waits_for = f"first in line, {cell(first.workload_class)}: {reason(first.hold)}, {waits_for}"
+        return f"{pool.held_sessions} held: {who}; {why}{seen}; {waits_for}"
     meaning, until = REASONS.get(top, ("", ""))
     return f"{pool.held_sessions} held: {who}; {why}{seen}" + (f": {meaning}, until {until}" if meaning else "")
 

@@ -19,7 +19,7 @@ from moorage_server.runtime.redaction import mask_url, redact_text
 from moorage_server.runtime.security import Security
 from moorage_server.runtime.server import AddressInUse, MoorageServer
 from moorage_server.runtime.settings import Settings
-from moorage_server.runtime.settings_sources import SettingsError, load_settings
+from moorage_server.runtime.settings_sources import SettingsError, load_settings, unknown_variables
 from moorage_server.runtime.tasks import end
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _log = structlog.get_logger("moorage.server")
 def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     """Runs a server until SIGTERM or SIGINT; returns the exit code of the process.
 
-    ``overrides`` holds what flags set: listen, redis_url, embedded, log_format, log_level, reflection, insecure_listen.
+    ``overrides`` holds what flags set: the keys of ``FLAGS``.
     A second signal ends the process without grace.
     """
     try:
@@ -45,6 +45,8 @@ def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     except SettingsError as error:
         return _unusable(error)
     configure_logging(settings.log)
+    for variable, meant in unknown_variables(os.environ).items():
+        _log.warning("unknown variable, ignored", variable=variable, **({"did_you_mean": meant} if meant else {}))
     try:
         security = Security(settings)
     except SettingsError as error:

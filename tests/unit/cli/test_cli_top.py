@@ -105,6 +105,14 @@ def test_who_waits_behind_others_waits_for_what_the_first_waits_for() -> None:
     )
 
 
+def test_where_all_queue_the_one_looked_at_says_behind_whom() -> None:
+    first = samples.held_session("a", reason="QUEUED_BEHIND")
+    first.hold.detail = "class 'rlhf' goes first and does not fit: 9 blocks; enters when those before it have entered"
+    assert _answer("Waiting?", held=[first], first=first).endswith(
+        "; QUEUED_BEHIND 1 (of 1 looked at); class 'rlhf' goes first and does not fit: 9 blocks"
+    )
+
+
 def test_nobody_waits() -> None:
     assert _answer("Waiting?", pool=samples.pool(held_sessions=0)) == "nobody"
 
