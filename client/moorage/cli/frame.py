@@ -124,9 +124,11 @@ def _load(pool: GetPoolResponse, living: Sequence[Instance]) -> str:
 
 def _used_by_others(instance: Instance) -> bool:
     """Whether more blocks are in use than what is booked there explains."""
-    snapshot, booked = instance.snapshot, instance.reserved_blocks
-    if not (snapshot.HasField("used_blocks") and snapshot.HasField("total_blocks")):
+    snapshot, fresh = instance.snapshot, enum_name(instance, "freshness") == "FRESH"
+    if not (fresh and snapshot.HasField("used_blocks") and snapshot.HasField("total_blocks")):
         return False
+    # The forecast still has those who were released since the engine reported.
+    booked = max(instance.reserved_blocks, instance.forecast_blocks)
     excess = snapshot.used_blocks - booked
     return excess > max(_FOREIGN * snapshot.total_blocks, _FOREIGN_OF_BOOKED * booked)
 

@@ -160,10 +160,14 @@ def test_the_load() -> None:
 
 
 def test_blocks_that_nothing_booked_explains() -> None:
-    foreign = samples.instances(samples.instance(reserved_blocks=102), samples.instance("vllm-1"))
+    foreign = samples.instances(samples.instance(reserved_blocks=102, forecast_blocks=130), samples.instance("vllm-1"))
     assert _answer("Load", instances=foreign).endswith("; 450 used on vllm-0, 102 booked there: other traffic?")
-    grown = samples.instances(samples.instance(reserved_blocks=380))
-    assert "other traffic" not in _answer("Load", instances=grown)
+    for fine in (
+        {"reserved_blocks": 380, "forecast_blocks": 390},  # they grew
+        {"reserved_blocks": 0, "forecast_blocks": 460},  # they were released since the engine reported
+        {"reserved_blocks": 0, "forecast_blocks": 0, "freshness": inspector.FRESHNESS_STALE},
+    ):
+        assert "other traffic" not in _answer("Load", instances=samples.instances(samples.instance(**fine)))
 
 
 def test_engines_are_mentioned_where_one_does_not_serve() -> None:
