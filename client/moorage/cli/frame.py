@@ -127,10 +127,10 @@ def _used_by_others(instance: Instance) -> bool:
     snapshot, fresh = instance.snapshot, enum_name(instance, "freshness") == "FRESH"
     if not (fresh and snapshot.HasField("used_blocks") and snapshot.HasField("total_blocks")):
         return False
-    # The forecast still has those who were released since the engine reported.
-    booked = max(instance.reserved_blocks, instance.forecast_blocks)
-    excess = snapshot.used_blocks - booked
-    return excess > max(_FOREIGN * snapshot.total_blocks, _FOREIGN_OF_BOOKED * booked)
+    booked, used = instance.reserved_blocks, snapshot.used_blocks
+    # The forecast has room for growth, and for those who were released since the engine reported.
+    expected = used <= max(booked, instance.forecast_blocks)
+    return not expected and used - booked > max(_FOREIGN * snapshot.total_blocks, _FOREIGN_OF_BOOKED * booked)
 
 
 def _trouble(instances: Sequence[Instance]) -> str:

@@ -80,7 +80,7 @@ class Security:
             name = min(callers.certificates)
             raise SettingsError(
                 f"auth: an entry names the certificate {name!r}, but clients are asked for none: give"
-                " tls.client_ca_file (with tls.cert_file and tls.key_file), and leave tls.require_client_cert unset or true"
+                " tls.client_ca_file (with tls.cert_file and tls.key_file), and tls.require_client_cert unset or true"
             )
         if len(callers) == 0:
             _log.warning("no credential is known: every call will be refused")
