@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moorage.v1.operator_pb2 import ClassConfig, PoolConfig
 
 _HEADERS = (
-    "NAME", "MODE", "POLICY", "ACTIVE", "HELD", "CAP", "RESERVED", "USED", "TOTAL", "PRESSURE", "DEVIATION",
+    "NAME", "MODE", "POLICY", "ACTIVE", "HELD", "CAP", "RESERVED", "USED", "TOTAL", "PRESSURE", "POINTS-OFF",
 )  # fmt: skip
 _WIDE = (
     "ACTIVE-BY-CLASS",
