@@ -10,6 +10,8 @@ from moorage_server.core.view import Pool
 
 #: Nobody in the line was there to be looked at: callers between two polls.
 UNKNOWN = "UNKNOWN"
+#: Sessions times instances looked at: a tenth of a second. Those farther back count as waiting behind the others.
+_LOOKS = 16_384
 
 
 def reasons(pool: Pool) -> dict[str, str]:
@@ -24,7 +26,7 @@ def reasons(pool: Pool) -> dict[str, str]:
         return found | dict.fromkeys(waiting, shut[0])
     found |= dict.fromkeys(waiting, admission.QUEUED_BEHIND)
     decided: set[str] = set()
-    for verdict in admission.plan(pool):
+    for verdict in admission.plan(pool, most=max(1, _LOOKS // len(pool.instances))):
         name = verdict.ask.workload_class
         if not verdict.candidates and name not in decided:
             found[name] = admission.explained(pool, verdict).reason
