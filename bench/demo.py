@@ -7,6 +7,7 @@ until Ctrl-C, so that `moorage top`, `moorage get` and `moorage explain` have so
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -33,6 +34,7 @@ from bench.summary import summarise
 from bench.workload import Workload, WorkloadConfig
 from moorage import AsyncClient, MoorageError
 from moorage.channel import open_aio_channel
+from moorage.cli import first as first_in_line
 from moorage.cli.top import render
 from moorage.v1 import inspector_pb2, inspector_pb2_grpc
 
@@ -103,8 +105,15 @@ class Screen:
         instances = await self._stub.ListInstances(inspector_pb2.ListInstancesRequest(pool=POOL), timeout=5.0)
         classes = await self._stub.ListClasses(inspector_pb2.ListClassesRequest(pool=POOL), timeout=5.0)
         held = await self._stub.ListSessions(inspector_pb2.ListSessionsRequest(pool=POOL, held=True), timeout=5.0)
+        first = first_in_line.choose([await self._now(one) for one in first_in_line.candidates(held.sessions)])
         width = shutil.get_terminal_size((120, 40)).columns
-        return render(pool, instances, classes, width, datetime.now(), list(held.sessions))
+        return render(pool, instances, classes, width, datetime.now(), list(held.sessions), first)
+
+    async def _now(self, session: inspector_pb2.Session) -> inspector_pb2.Session:
+        request = inspector_pb2.GetSessionRequest(pool=POOL, session_id=session.session_id)
+        with contextlib.suppress(grpc.RpcError):  # it may have entered, or gone
+            return (await self._stub.GetSession(request, timeout=5.0)).session
+        return inspector_pb2.Session()
 
     def _draw(self, lines: list[str]) -> None:
         if self._in_place:

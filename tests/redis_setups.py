@@ -86,7 +86,7 @@ class Guard:
 
 
 class Node:
-    """One process of redis-server or redis-sentinel on loopback."""
+    """One process of redis-server on loopback, as a server or as a sentinel."""
 
     def __init__(self, folder: Path, port: int, guard: Guard, program: str, *arguments: str) -> None:
         folder.mkdir()
@@ -103,7 +103,7 @@ class Node:
 
     @classmethod
     def sentinel(cls, folder: Path, port: int, guard: Guard, primary: int) -> Node:
-        """A redis-sentinel."""
+        """A sentinel: the same program in another mode."""
         watch = [f"monitor {MASTER} 127.0.0.1 {primary} 2", f"down-after-milliseconds {MASTER} {DOWN_AFTER_MS}"]
         watch += [f"failover-timeout {MASTER} 5000"]
         if guard.ca is not None:
@@ -111,7 +111,7 @@ class Node:
         lines = [f"{name} {value}" for name, value in guard.options(port).items()]
         config = folder.with_suffix(".conf")
         config.write_text("\n".join([*lines, *(f"sentinel {line}" for line in watch), ""]), encoding="utf-8")
-        return cls(folder, port, guard, "redis-sentinel", str(config))
+        return cls(folder, port, guard, "redis-server", str(config), "--sentinel")
 
     def kill(self) -> None:
         """SIGKILL: it says nothing to anybody."""

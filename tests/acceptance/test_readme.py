@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from moorage_server.runtime.security_settings import AuthSettings
 from moorage_server.runtime.settings_sources import environment_variables, load_settings
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines, ReplayedEngine
-from tests.integration.processes import PATIENCE_S, Server, environment, eventually
+from tests.integration.processes import PATIENCE_S, Server, environment, eventually, moorage
 from tests.unit.server.exposed import served
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,7 @@ def test_the_blocks_are_there() -> None:
         "cli",
         "yaml",
         "tokens",
+        "tls",
         "promql",
         "measured",
     }
@@ -119,8 +121,8 @@ def test_serve_and_collect(redis_server: RedisServer, tmp_path: Path) -> None:
     serve, collect = (shlex.split(line) for line in BLOCKS["serve"].splitlines())
     assert (serve[:2], collect[:3]) == (["moorage", "serve"], ["moorage", "collect", "vllm"])
     # The same flags, on this test's ports.
-    redis_url = f"{redis_server.url.rpartition('/')[0]}/9"
-    flags = [redis_url if "redis://" in part else part for part in serve[2:] if part not in ("--listen", ADDRESS)]
+    mine = {"redis://127.0.0.1:6379/0": f"{redis_server.url.rpartition('/')[0]}/9", "127.0.0.1:9464": "127.0.0.1:0"}
+    flags = [mine.get(part, part) for part in serve[2:] if part not in ("--listen", ADDRESS)]
     running = Server.start(tmp_path / "serve.log", *flags)
     engines = [ReplayedEngine(), ReplayedEngine()]
     swapped = {ADDRESS: running.address, "http://127.0.0.1:8000": engines[0].url}
@@ -133,6 +135,7 @@ def test_serve_and_collect(redis_server: RedisServer, tmp_path: Path) -> None:
         eventually(lambda: len(_instances(running)) == 2)
         names = {instance.snapshot.instance_id for instance in _instances(running)}
         assert names == {engines[0].url.removeprefix("http://"), "gpu2"}
+        assert '"metrics": "127.0.0.1:' in running.log()
     finally:
         collector.kill()
         collector.wait()
@@ -218,7 +221,7 @@ def test_the_queries_ask_for_what_is_measured() -> None:
     for line in BLOCKS["promql"].splitlines():
         if not line.startswith("#"):
             promql_parser.walk(promql_parser.parse(line), check)
-    assert selectors == 4
+    assert selectors == 5
 
 
 def test_the_tokens_block(tmp_path: Path) -> None:
@@ -229,6 +232,28 @@ def test_the_tokens_block(tmp_path: Path) -> None:
     team = callers.holding("at-least-16-characters")
     assert team is not None
     assert (team.roles, team.classes, team.rate) == ({"router"}, {"rlvr"}, Rate(200, 400))
+
+
+def test_the_block_of_certificates(tmp_path: Path) -> None:
+    made, call = BLOCKS["tls"].rsplit("moorage ", 1)
+    (tmp_path / "token").write_text("at-least-16-characters\n")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", made], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    entry = {"name": "me", "token_sha256": done.stdout.split()[0], "roles": ["viewer"]}
+    (tmp_path / "tokens.yaml").write_text(json.dumps([entry]))
+    files = {"TLS_CERT_FILE": "tls.crt", "TLS_KEY_FILE": "tls.key", "AUTH_TOKENS_FILE": "tokens.yaml"}
+    env = {f"MOORAGE_{name}": str(tmp_path / file) for name, file in files.items()}
+    running = Server.start(tmp_path / "serve.log", **env, MOORAGE_POOLS="default: {policy: misa}")
+    try:
+        verb, *flags = shlex.split(call)
+        paths = [str(tmp_path / flag) if (tmp_path / flag).exists() else flag for flag in flags]
+        answers = eventually(lambda: (a := moorage(verb, *paths, env={"MOORAGE_SERVER": running.address})).stdout and a)
+        assert "misa" in answers.stdout
+        stranger = moorage("get", "pool", env={"MOORAGE_SERVER": running.address})
+        assert "give --ca" in stranger.stderr, "who speaks no TLS is told to"
+    finally:
+        running.end()
 
 
 def test_variables_and_links_exist() -> None:

@@ -36,7 +36,7 @@ class Guarded:
 
 @pytest.fixture(scope="module", params=KINDS)
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    needs("redis-server", "redis-sentinel")
+    needs("redis-server")
     folder: Path = tmp_path_factory.mktemp("guarded")
     with closing(KINDS[request.param](folder, guard=Guard(folder))) as setup:
         yield Guarded(setup)

@@ -26,7 +26,7 @@ PREFIX = "failover"
 
 @pytest.fixture
 def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
-    needs("redis-server", "redis-sentinel")
+    needs("redis-server")
     folder = tmp_path / "redis"
     folder.mkdir()
     with contextlib.closing(Sentinels(folder)) as setup:

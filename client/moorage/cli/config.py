@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from moorage.cli import exits, options, show_pool
+from moorage.cli import changes, exits, options, show_pool
 from moorage.cli.body import COUNT, UINT32, fill, key_values, read_body
 from moorage.cli.cells import cell, printable
 from moorage.cli.channel import Api, connect
@@ -16,6 +16,7 @@ from moorage.cli.emit import emit
 from moorage.cli.errors import CliError, RpcFailure
 
 if TYPE_CHECKING:
+    from moorage.v1.inspector_pb2 import GetPoolResponse
     from moorage.v1.operator_pb2 import ConfigurePoolResponse, PoolConfig
 
 _SHARE = click.FloatRange(min=0, min_open=True)
@@ -30,9 +31,10 @@ def config(ctx: click.Context, output: str) -> None:
     if ctx.invoked_subcommand is None:
         settings = ctx.find_object(options.Settings) or options.Settings()
         with connect(settings) as api:
-            current = _current(api)
-        if current is None:
+            pool = _pool(api)
+        if pool is None:
             raise CliError(f"NOT_FOUND: pool {printable(settings.pool)!r} is not known", exits.NOT_FOUND)
+        current = pool.config
         emit(current, output, lambda: show_pool.config(current))
 
 
@@ -109,14 +111,16 @@ def class_(settings: options.Settings, /, name: str, remove: bool, output: str, 
         raise click.UsageError("name fields to set, such as --target-share 0.4, or --remove")
     new = PoolConfig()
     with connect(settings) as api:
-        current = _current(api)
+        pool = _pool(api)
+        current = None if pool is None else pool.config
         if not remove:
             entry = new.classes[name]
             if current is not None and name in current.classes:
                 entry.CopyFrom(current.classes[name])
             fill(entry, **fields)
         answer = _configure(api, new, [f"classes.{name}"])
-    emit(answer, output, lambda: [_line(settings.pool, [f"classes.{name}"])])
+    _warn(pool, [name])
+    emit(answer, output, lambda: _told(settings.pool, current, answer, [name]))
 
 
 @config.command()
@@ -133,16 +137,18 @@ def mixture(settings: options.Settings, shares: dict[str, str], output: str) -> 
     weights = {name: _weight(value) for name, value in shares.items()}
     new = PoolConfig()
     with connect(settings) as api:
-        current = _current(api)
+        pool = _pool(api)
+        current = None if pool is None else pool.config
         for name, entry in (current.classes if current is not None else {}).items():
             if name in weights or entry.HasField("target_share"):
                 new.classes[name].CopyFrom(entry)
                 new.classes[name].ClearField("target_share")
         for name, weight in weights.items():
             new.classes[name].target_share = weight
-        paths = sorted(f"classes.{name}" for name in new.classes)
-        answer = _configure(api, new, paths)
-    emit(answer, output, lambda: [_line(settings.pool, paths)])
+        names = sorted(new.classes)
+        answer = _configure(api, new, [f"classes.{name}" for name in names])
+    _warn(pool, weights)
+    emit(answer, output, lambda: _told(settings.pool, current, answer, names))
 
 
 def _weight(text: str) -> float:
@@ -155,12 +161,22 @@ def _weight(text: str) -> float:
     return weight
 
 
-def _current(api: Api) -> PoolConfig | None:
-    """The configuration in force; None for a pool that is not known yet, which configuring creates."""
+def _warn(pool: GetPoolResponse | None, names: Iterable[str]) -> None:
+    for text in changes.unknown(pool, names):
+        click.echo(f"warning: {text}", err=True)
+
+
+def _told(pool: str, before: PoolConfig | None, answer: ConfigurePoolResponse, names: Sequence[str]) -> list[str]:
+    """What was configured, and what is another one now."""
+    return [_line(pool, [f"classes.{name}" for name in names]), *changes.lines(before, answer.config, names)]
+
+
+def _pool(api: Api) -> GetPoolResponse | None:
+    """The pool with the configuration in force; None where it is not known yet: configuring creates it."""
     from moorage.v1.inspector_pb2 import GetPoolRequest
 
     try:
-        return api.call(api.inspector.GetPool, GetPoolRequest(pool=api.pool)).config
+        return api.call(api.inspector.GetPool, GetPoolRequest(pool=api.pool))
     except RpcFailure as error:
         if error.status == "NOT_FOUND":
             return None

@@ -30,7 +30,10 @@ def pool(settings: options.Settings, output: str) -> None:
 
     with connect(settings) as api:
         answer = api.call(api.inspector.GetPool, GetPoolRequest(pool=settings.pool))
-    emit(answer, output, lambda: show_pool.details(answer))
+        # A pressure of 0 means nothing where no instance has a hit rate.
+        unsure = not answer.pressure and output == options.TABLE
+        instances = api.instances().instances if unsure else []
+    emit(answer, output, lambda: show_pool.details(answer, instances))
 
 
 @describe.command()

@@ -32,6 +32,13 @@ _HINT_BY_STATUS = {
     "UNIMPLEMENTED": "the server at {server} is not moorage, or another version",
     "OUT_OF_RANGE": "events that old are gone: start over with --since-start",
 }
+#: The same by what gRPC says of a connection that does not come about.
+_HINT_BY_TEXT = {
+    "Socket closed": "the server at {server} hangs up: where it has TLS, give --ca, or --tls where its CA is a public "
+    "one, and --cert and --key where it asks for them",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of {server} is not trusted: name its CA with --ca or MOORAGE_CA",
+    "WRONG_VERSION_NUMBER": "{server} speaks no TLS: leave out --tls, --ca and --cert (MOORAGE_TLS, MOORAGE_CA, ...)",
+}
 
 
 class CliError(click.ClickException):
@@ -89,7 +96,8 @@ def from_rpc(error: grpc.RpcError, server: str) -> RpcFailure:
     retry_after = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
     if retry_after is not None:
         lines.append(f"retry after: {retry_after:g}s")
-    hint = _HINT_BY_REASON.get(info.reason) or _HINT_BY_STATUS.get(status)
+    known = (text for key, text in _HINT_BY_TEXT.items() if status == "UNAVAILABLE" and key in message)
+    hint = _HINT_BY_REASON.get(info.reason) or next(known, None) or _HINT_BY_STATUS.get(status)
     if hint:
         lines.append("hint: " + hint.format(server=server))
     return RpcFailure(status, message, lines, retry_after=retry_after)

@@ -12,8 +12,20 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from moorage.cli import show_instance, show_label
-from moorage.cli.cells import NONE, UNKNOWN, cell, duration, enum_name, optional, pairs, percent, printable
+from moorage.cli import show_instance, show_label, show_pool
+from moorage.cli.cells import (
+    NONE,
+    UNKNOWN,
+    age,
+    cell,
+    duration,
+    enum_name,
+    optional,
+    pairs,
+    percent,
+    printable,
+    seconds,
+)
 from moorage.cli.holds import REASONS, reason
 from moorage.cli.show_pool import deviation, mode
 from moorage.cli.tables import table
@@ -40,6 +52,12 @@ _OFF_TARGET = 5.0
 _MIN_SAMPLES = 100
 #: Booked share of the budget from which another session hardly fits.
 _BOOKED = 0.9
+#: A session cap so many times what is there and what waits limits nobody.
+_LOOSE_CAP = 2
+#: Blocks used beyond those booked that growth between two reports does not explain: share of all, and of those booked.
+_FOREIGN, _FOREIGN_OF_BOOKED = 0.1, 0.5
+#: Age from which a hit rate speaks of the past, in seconds.
+_OLD_S = 60.0
 _LABEL_WIDTH = 12
 
 
@@ -50,19 +68,22 @@ def render(
     width: int,
     now: datetime | None = None,
     held: Sequence[Session] = (),
+    first: Session | None = None,
 ) -> list[str]:
     """Lines of at most `width` characters, without colours.
 
     `now` is the time of day to show. `held` is a sample of the held sessions: the headline counts their reasons, and
-    without one it names what the instances suggest.
+    without one it names what the instances suggest. `first` is the session that goes first, with its hold of now.
     """
     living = [item for item in instances.instances if enum_name(item, "freshness") != "GONE"]
     headline = [
         ("Thrashing?", _thrashing(pool, living, classes.classes)),
-        ("Waiting?", _waiting(pool, living, classes.classes, held)),
+        ("Waiting?", _waiting(pool, living, classes.classes, held, first)),
         ("Mixture?", _mixture(pool)),
-        ("Load", _load(pool)),
+        ("Load", _load(pool, living)),
     ]
+    if trouble := _trouble(instances.instances):
+        headline.append(("Engines", trouble))
     if show_label.suspicious(pool):
         headline.append(("Labels", show_label.totals(pool)))
     lines = [_title(pool, now)]
@@ -85,11 +106,48 @@ def _title(pool: GetPoolResponse, now: datetime | None) -> str:
     return "  ".join(parts)
 
 
-def _load(pool: GetPoolResponse) -> str:
-    return (
-        f"{pool.active_sessions} active of cap {pool.session_cap}, {pool.held_sessions} held; "
-        f"blocks: {pool.reserved_blocks} reserved, {optional(pool, 'used_blocks')} used, "
+def _load(pool: GetPoolResponse, living: Sequence[Instance]) -> str:
+    loose = pool.session_cap > _LOOSE_CAP * (pool.active_sessions + pool.held_sessions)
+    cap = "" if loose or not pool.session_cap else f" of cap {pool.session_cap}"
+    forecasts = [item.forecast_blocks for item in living if item.HasField("forecast_blocks")]
+    facts = (
+        f"{pool.active_sessions} active{cap}, {pool.held_sessions} held; blocks: {pool.reserved_blocks} booked, "
+        f"{sum(forecasts) if forecasts else UNKNOWN} forecast, {optional(pool, 'used_blocks')} used, "
         f"{optional(pool, 'total_blocks')} usable"
+    )
+    foreign = [item for item in living if _used_by_others(item)]
+    if foreign:
+        used, booked = sum(item.snapshot.used_blocks for item in foreign), sum(i.reserved_blocks for i in foreign)
+        facts += f"; {used} used on {_names(foreign)}, {booked} booked there: other traffic?"
+    return facts
+
+
+def _used_by_others(instance: Instance) -> bool:
+    """Whether more blocks are in use than what is booked there explains."""
+    snapshot, fresh = instance.snapshot, enum_name(instance, "freshness") == "FRESH"
+    if not (fresh and snapshot.HasField("used_blocks") and snapshot.HasField("total_blocks")):
+        return False
+    booked, used = instance.reserved_blocks, snapshot.used_blocks
+    # The forecast has room for growth, and for those who were released since the engine reported.
+    expected = used <= max(booked, instance.forecast_blocks)
+    return not expected and used - booked > max(_FOREIGN * snapshot.total_blocks, _FOREIGN_OF_BOOKED * booked)
+
+
+def _trouble(instances: Sequence[Instance]) -> str:
+    """Instances that are not fresh and serving, by what they are; empty where all are."""
+    found: dict[str, list[Instance]] = {}
+    for item in instances:
+        freshness = enum_name(item, "freshness")
+        words = [] if freshness == "FRESH" else [freshness]
+        if freshness != "GONE":
+            words += show_instance.status(item).removeprefix("SERVING").strip(",").split(",")
+        for word in filter(None, words):
+            found.setdefault(word.lower(), []).append(item)
+    if not found:
+        return ""
+    fine = len(instances) - len({id(item) for items in found.values() for item in items})
+    return f"{fine} of {len(instances)} fresh and serving; " + ", ".join(
+        f"{k}: {_names(v)}" for k, v in sorted(found.items())
     )
 
 
@@ -103,21 +161,33 @@ def _thrashing(pool: GetPoolResponse, living: Sequence[Instance], classes: Itera
     braked = [item for item in living if 0 < item.brake < 1]
     healthy = pool.config.healthy_hit_rate if pool.config.HasField("healthy_hit_rate") else _HEALTHY
     shortfall = max(pool.pressure, healthy - min(rates.values(), default=healthy))
-    known = bool(rates or pool.pressure) or any(show_instance.measured(item) for item in living)
-    facts = [f"worst pressure {pool.pressure:.2f}" if known else f"pressure {UNKNOWN}"]
+    measured = show_instance.any_measured(pool, living)
+    facts = [f"{'worst ' if measured else ''}pressure {show_pool.pressure(pool, living)}"]
     if rates:
         worst = min(rates, key=lambda name: rates[name])
-        facts.insert(0, f"continuations hit {rates[worst]:.2f} at worst ({cell(worst)}, healthy is {healthy:.2f})")
+        told = f"{cell(worst)}, healthy is {healthy:.2f}{_told_long_ago(living)}"
+        facts.insert(0, f"continuations hit {rates[worst]:.2f} at worst ({told})")
     facts.append(f"brake on {_names(braked)}{_brake_reason(braked[0])}" if braked else "no brake")
     if shortfall >= _THRASHING:
         verdict = "YES: continuations miss their own cache"
     elif braked or shortfall >= _CALM:
         verdict = "NEAR: signs of it"
-    elif not known:
+    elif not (rates or measured):
         verdict = "UNKNOWN: no continuation was measured yet"
     else:
         verdict = "no"
     return f"{verdict}; {', '.join(facts)}"
+
+
+def _told_long_ago(living: Sequence[Instance]) -> str:
+    """How long ago the last turn was reported, where that is long."""
+    ages = [
+        seconds(signal.age)
+        for item in living
+        for signal in item.signals
+        if signal.name == "continuation_hit_rate" and signal.HasField("age")
+    ]
+    return f", last reported {age(min(ages))} ago" if ages and min(ages) >= _OLD_S else ""
 
 
 def _brake_reason(instance: Instance) -> str:
@@ -126,7 +196,11 @@ def _brake_reason(instance: Instance) -> str:
 
 
 def _waiting(
-    pool: GetPoolResponse, living: Sequence[Instance], classes: Iterable[WorkloadClass], held: Sequence[Session]
+    pool: GetPoolResponse,
+    living: Sequence[Instance],
+    classes: Iterable[WorkloadClass],
+    held: Sequence[Session],
+    first: Session | None,
 ) -> str:
     if not pool.held_sessions:
         return "nobody"
@@ -141,6 +215,11 @@ def _waiting(
     top, _ = counted.most_common(1)[0]
     why = ", ".join(f"{name} {count}" for name, count in counted.most_common())
     seen = f" (of {counted.total()} looked at)" if counted.total() < pool.held_sessions else ""
+    if first is not None:
+        waits_for = printable(first.hold.detail.partition("; enters when")[0])
+        if reason(first.hold) != top:
+            waits_for = f"first in line, {cell(first.workload_class)}: {reason(first.hold)}, {waits_for}"
+        return f"{pool.held_sessions} held: {who}; {why}{seen}; {waits_for}"
     meaning, until = REASONS.get(top, ("", ""))
     return f"{pool.held_sessions} held: {who}; {why}{seen}" + (f": {meaning}, until {until}" if meaning else "")
 
@@ -177,12 +256,11 @@ def _mixture(pool: GetPoolResponse) -> str:
         return "UNKNOWN: nothing was completed yet"
     gaps = {name: pool.consumed_mixture.get(name, 0.0) - target for name, target in pool.target_mixture.items()}
     worst = max(gaps, key=lambda name: abs(gaps[name]))
-    facts = (
-        f"{points:.1f} points off over {samples} samples; {cell(worst)} has "
-        f"{percent(pool.consumed_mixture.get(worst, 0.0))} of {percent(pool.target_mixture[worst])} wanted"
-    )
+    share = f"{percent(pool.consumed_mixture.get(worst, 0.0))} of {percent(pool.target_mixture[worst])} wanted"
     if samples < _MIN_SAMPLES:
-        return f"too early to say; {facts}"
+        so_far = f"{samples} of {_MIN_SAMPLES} samples"
+        return f"too early to say ({so_far}); {points:.1f} points off; {cell(worst)} has {share}"
+    facts = f"{points:.1f} points off over {samples} samples; {cell(worst)} has {share}"
     return f"as asked; {facts}" if points < _OFF_TARGET else f"OFF TARGET; {facts}"
 
 

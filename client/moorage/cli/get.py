@@ -28,7 +28,10 @@ def pool(settings: options.Settings, output: str) -> None:
 
     with connect(settings) as api:
         answer = api.call(api.inspector.GetPool, GetPoolRequest(pool=settings.pool))
-    emit(answer, output, lambda: show_pool.rows(answer, output == options.WIDE), lambda: [answer.pool])
+        # A pressure of 0 means nothing where no instance has a hit rate.
+        unsure = not answer.pressure and output in (options.TABLE, options.WIDE)
+        instances = api.instances().instances if unsure else []
+    emit(answer, output, lambda: show_pool.rows(answer, instances, output == options.WIDE), lambda: [answer.pool])
 
 
 @get.command()

@@ -18,6 +18,7 @@ from moorage.cli.options import DEFAULT_SERVER
     "--embedded", is_flag=True, default=None, help="Keep the state in this process; it is lost at exit. The default."
 )
 @click.option("--config", "config_file", type=click.Path(exists=True, dir_okay=False), help="Configuration file.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Address of the metrics for Prometheus [default none].")
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="Format of the log.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), help="Least level."

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from moorage.v1.operator_pb2 import PoolConfig
 
 _HEADERS = (
-    "NAME", "ACTIVE", "HELD", "DONE", "TARGET", "REFERENCE", "RESIDENCY", "QUOTA", "EVIDENCE", "HIT-RATE",
+    "NAME", "ACTIVE", "HELD", "DONE", "TARGET", "REF-BLOCKS", "RESIDENCY", "QUOTA-BLOCKS", "EVIDENCE", "HIT-RATE",
     "OLDEST-HOLD",
 )  # fmt: skip
-_WIDE = ("DEMAND", "GROWTH", "TOOL-GAP")
+_WIDE = ("DEMAND", "TOKENS/S", "TOOL-GAP")
 
 
 def rows(classes: Iterable[WorkloadClass], wide: bool) -> list[str]:
-    """One row per class. REFERENCE and QUOTA are blocks, GROWTH is tokens per second."""
+    """One row per class. REF-BLOCKS is what a session holds on average, TOKENS/S how fast it grows."""
     body = []
     for item in classes:
         row = [
@@ -45,7 +45,7 @@ def details(item: WorkloadClass, configuration: PoolConfig) -> list[str]:
             ("Oldest hold", duration(item, "oldest_hold", NONE)),
             ("Target share", _target(item)),
             ("Demand", f"{item.demand_sessions} sessions"),
-            ("Reference blocks", _reference(item)),
+            ("Reference", f"{_reference(item)} blocks a session holds on average"),
             ("Residency", duration(item, "residency")),
             ("Quota", f"{item.quota_blocks:.0f} blocks over all instances"),
             ("Evidence", f"{item.evidence:.2f} (0 is the prior alone, 1 what was seen)"),

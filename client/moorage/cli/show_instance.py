@@ -9,7 +9,7 @@ from moorage.cli.cells import NONE, UNKNOWN, cell, duration, enum_name, optional
 from moorage.cli.tables import indented, labelled, table
 
 if TYPE_CHECKING:
-    from moorage.v1.inspector_pb2 import Instance
+    from moorage.v1.inspector_pb2 import GetPoolResponse, Instance
 
 _HEADERS = (
     "NAME", "RANK", "STATUS", "FRESHNESS", "SESSIONS", "CAP", "RESERVED", "USED", "BUDGET", "PRESSURE", "BRAKE", "AGE",
@@ -40,6 +40,11 @@ def brake(instance: Instance) -> str:
 def measured(instance: Instance) -> bool:
     """Whether any hit rate is known; without one, a pressure of 0 means nothing."""
     return any(signal.name.endswith("hit_rate") and signal.HasField("value") for signal in instance.signals)
+
+
+def any_measured(pool: GetPoolResponse, instances: Iterable[Instance]) -> bool:
+    """The same for a pool with these instances."""
+    return pool.pressure > 0 or any(map(measured, instances))
 
 
 def pressure(instance: Instance) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from moorage.cli import show_label
+from moorage.cli import show_instance, show_label
 from moorage.cli.cells import NONE, UNKNOWN, cell, enum_name, optional, pairs, percent
 from moorage.cli.emit import to_yaml
 from moorage.cli.tables import indented, labelled, table
 
 if TYPE_CHECKING:
-    from moorage.v1.inspector_pb2 import GetPoolResponse
+    from moorage.v1.inspector_pb2 import GetPoolResponse, Instance
     from moorage.v1.operator_pb2 import ClassConfig, PoolConfig
 
 _HEADERS = (
-    "NAME", "MODE", "POLICY", "ACTIVE", "HELD", "CAP", "RESERVED", "USED", "TOTAL", "PRESSURE", "DEVIATION",
+    "NAME", "MODE", "POLICY", "ACTIVE", "HELD", "CAP", "RESERVED", "USED", "TOTAL", "PRESSURE", "POINTS-OFF",
 )  # fmt: skip
 _WIDE = (
     "ACTIVE-BY-CLASS",
@@ -40,13 +40,18 @@ def deviation(pool: GetPoolResponse) -> float | None:
     return pool.mixture_deviation if pool.target_mixture and pool.consumed_mixture else None
 
 
-def rows(pool: GetPoolResponse, wide: bool) -> list[str]:
+def pressure(pool: GetPoolResponse, instances: Iterable[Instance]) -> str:
+    """Largest shortfall of the hit rate, 0..1; `<unknown>` while no instance has a hit rate."""
+    return f"{pool.pressure:.2f}" if show_instance.any_measured(pool, instances) else UNKNOWN
+
+
+def rows(pool: GetPoolResponse, instances: Iterable[Instance], wide: bool) -> list[str]:
     """The pool as a table of one row."""
     points = deviation(pool)
     row = [
         cell(pool.pool), mode(pool), cell(pool.policy), str(pool.active_sessions), str(pool.held_sessions),
         str(pool.session_cap), str(pool.reserved_blocks), optional(pool, "used_blocks"),
-        optional(pool, "total_blocks"), f"{pool.pressure:.2f}", UNKNOWN if points is None else f"{points:.1f}",
+        optional(pool, "total_blocks"), pressure(pool, instances), UNKNOWN if points is None else f"{points:.1f}",
     ]  # fmt: skip
     if wide:
         row += [pairs(pool.active_by_class), pairs(pool.held_by_class), pairs(pool.completed_by_class)]
@@ -55,7 +60,7 @@ def rows(pool: GetPoolResponse, wide: bool) -> list[str]:
     return table((*_HEADERS, *_WIDE) if wide else _HEADERS, [row])
 
 
-def details(pool: GetPoolResponse) -> list[str]:
+def details(pool: GetPoolResponse, instances: Iterable[Instance]) -> list[str]:
     """The pool at length: load, mixture by class, configuration."""
     points = deviation(pool)
     used, total = optional(pool, "used_blocks"), optional(pool, "total_blocks")
@@ -64,7 +69,7 @@ def details(pool: GetPoolResponse) -> list[str]:
         ("Policy", f"{cell(pool.policy)} ({mode(pool)})"),
         ("Sessions", f"{pool.active_sessions} active, {pool.held_sessions} held, cap {pool.session_cap}"),
         ("Blocks", f"{pool.reserved_blocks} reserved, {used} used, {total} usable"),
-        ("Pressure", f"{pool.pressure:.2f}"),
+        ("Pressure", pressure(pool, instances)),
         ("Decisions", f"{pool.decisions_per_second:.1f}/s, {pool.epochs} epochs"),
         ("Labels", show_label.totals(pool)),
         ("Mixture", UNKNOWN if points is None else f"{points:.1f} points off target"),

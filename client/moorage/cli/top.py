@@ -7,11 +7,13 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from moorage.cli import first as first_in_line
 from moorage.cli import options
 from moorage.cli.channel import Api, connect
 from moorage.cli.errors import RpcFailure
@@ -58,8 +60,9 @@ def _frame(api: Api) -> list[str]:
 
     pool = api.call(api.inspector.GetPool, GetPoolRequest(pool=api.pool))
     held = _held_sample(api) if pool.held_sessions else []
+    first = first_in_line.choose(_look_at(api, first_in_line.candidates(held)))
     width = shutil.get_terminal_size((100, 24)).columns
-    return render(pool, api.instances(), api.classes(), width, datetime.now(), held)
+    return render(pool, api.instances(), api.classes(), width, datetime.now(), held, first)
 
 
 def _held_sample(api: Api) -> list[Session]:
@@ -68,6 +71,20 @@ def _held_sample(api: Api) -> list[Session]:
 
     request = ListSessionsRequest(pool=api.pool, held=True, page_size=_HELD_SAMPLE)
     return list(api.call(api.inspector.ListSessions, request).sessions)
+
+
+def _look_at(api: Api, sessions: list[Session]) -> Iterator[Session]:
+    """Sessions as they are now; those that entered or went in the meantime are left out."""
+    from moorage.v1.inspector_pb2 import GetSessionRequest
+
+    for session in sessions:
+        try:
+            yield api.call(
+                api.inspector.GetSession, GetSessionRequest(pool=api.pool, session_id=session.session_id)
+            ).session
+        except RpcFailure as error:
+            if error.status != "NOT_FOUND":
+                raise
 
 
 def _frame_or_error(api: Api, first: bool) -> list[str]:

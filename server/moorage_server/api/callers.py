@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 ROUTER, COLLECTOR, OPERATOR, VIEWER = "router", "collector", "operator", "viewer"
@@ -94,6 +94,11 @@ class Callers:
 
     def __len__(self) -> int:
         return len(self._tokens) + len(self._certificates)
+
+    @property
+    def certificates(self) -> Collection[str]:
+        """The names by which certificates are known."""
+        return self._certificates.keys()
 
     def holding(self, token: str) -> Caller | None:
         """Who holds a token."""

@@ -324,7 +324,7 @@ def _decide_in_queue(pool: Pool, ask: Ask) -> Verdict:
     first: Verdict | None = None
     for verdict in plan(pool):
         if verdict.ask.session_id == ask.session_id:
-            return verdict if verdict.candidates else _explained(pool, verdict)
+            return verdict if verdict.candidates else explained(pool, verdict)
         if not verdict.candidates and first is None:
             first = verdict
     waits_for = (
@@ -333,7 +333,7 @@ def _decide_in_queue(pool: Pool, ask: Ask) -> Verdict:
     return Verdict(ask, QUEUED_BEHIND, waits_for)
 
 
-def _explained(pool: Pool, verdict: Verdict) -> Verdict:
+def explained(pool: Pool, verdict: Verdict) -> Verdict:
     """CLASS_CAP instead of KV_BUDGET where the class is past its quota: that is what must change first."""
     name = verdict.ask.workload_class
     caps = [i for i in pool.alive() if name in i.class_caps]

@@ -20,7 +20,7 @@ from moorage_server.runtime.redaction import mask_url, redact_text
 from moorage_server.runtime.security import Security
 from moorage_server.runtime.server import AddressInUse, MoorageServer
 from moorage_server.runtime.settings import Settings
-from moorage_server.runtime.settings_sources import SettingsError, load_settings
+from moorage_server.runtime.settings_sources import SettingsError, load_settings, unknown_variables
 from moorage_server.runtime.tasks import end
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def serve(overrides: Mapping[str, object], config_file: str | None) -> int:
     except SettingsError as error:
         return _unusable(error)
     configure_logging(settings.log)
+    for variable, meant in unknown_variables(os.environ).items():
+        _log.warning("unknown variable, ignored", variable=variable, **({"did_you_mean": meant} if meant else {}))
     if settings.processes == 1:
         return run_server(settings, _print, _on_signals)
     from moorage_server.runtime.workers import supervise

@@ -5,6 +5,7 @@ Every server shows the same shared state. Label values are bounded: classes and 
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -14,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.api import present
 from moorage_server.core import config as cfg
-from moorage_server.core import forecast
+from moorage_server.core import forecast, lines
 from moorage_server.core.view import FRESH, GONE, STALE, Instance, Pool
 from moorage_server.meters import OTHER, Labels
 
@@ -27,6 +28,10 @@ _INSTANCE = ("pool", "instance", "dp_rank")
 #: Name -> what it says, and its labels.
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "moorage_sessions": ("Sessions that are placed (active) or wait for their turn (held).", (*_CLASS, "state")),
+    "moorage_held_sessions": (
+        "Held sessions of a class, under the reason that the first in its line waits for.",
+        (*_CLASS, "reason"),
+    ),
     "moorage_demand_sessions": (
         "Sessions that wait for their turn, all classes: what more engines are for.",
         ("pool",),
@@ -38,6 +43,8 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         "Half the sum of |consumed - target| over the classes, in percentage points.",
         ("pool",),
     ),
+    "moorage_mixture_samples": ("Completed samples that the mixture rests on; below 100, chance moves it.", ("pool",)),
+    "moorage_pool_mode": ("1 for the mode in force: enforce or observe.", ("pool", "mode")),
     "moorage_reference_blocks": ("Blocks that a session of the class holds on average.", _CLASS),
     "moorage_residency_seconds": ("Seconds from admission to release of a session of the class.", _CLASS),
     "moorage_blocks": (
@@ -46,7 +53,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*_INSTANCE, "kind"),
     ),
     "moorage_session_cap": ("Sessions that an instance may hold.", _INSTANCE),
-    "moorage_pressure": ("Shortfall of an instance's hit rate, 0 to 1.", _INSTANCE),
+    "moorage_pressure": ("Shortfall of an instance's hit rate, 0 to 1; none while no hit rate is known.", _INSTANCE),
     "moorage_brake": ("Factor on an instance's budget: 1 is no brake.", _INSTANCE),
     "moorage_instance_freshness": ("1 for what an instance is: fresh, stale or gone.", (*_INSTANCE, "freshness")),
     "moorage_instance_age_seconds": ("Age of what is known of an instance.", _INSTANCE),
@@ -77,9 +84,13 @@ class PoolMetrics:
 
     def add(self, view: Pool, seen: Labels) -> None:
         """The samples of one pool. ``seen`` remembers which of its classes have a label of their own."""
-        self._classes(view, class_labels(view, seen))
-        self._mixture(view, class_labels(view, seen))
+        labels = class_labels(view, seen)
+        self._classes(view, labels)
+        self._holds(view, labels)
+        self._mixture(view, labels)
         self._instances(view)
+        for mode in cfg.MODES:
+            self._put("moorage_pool_mode", int(mode == view.config.mode), view.name, mode)
 
     def _put(self, name: str, value: float | None, *labels: str) -> None:
         if value is not None:
@@ -95,14 +106,22 @@ class PoolMetrics:
                 self._put("moorage_sessions", value, view.name, label, what)
             else:
                 self._put(f"moorage_{what}_total", value, view.name, label)
-        self._put("moorage_demand_sessions", sum(c.held for c in view.classes.values()), view.name)
-        for label, age in _hold_ages(view, labels).items():
-            self._put("moorage_hold_age_seconds", age, view.name, label)
         for name, found in view.published.items():
             if (label := labels[name]) != OTHER:
                 self._put("moorage_continuation_hit_ratio", found.hit_rate, view.name, label)
                 self._put("moorage_reference_blocks", found.reference_blocks, view.name, label)
                 self._put("moorage_residency_seconds", found.residency_s, view.name, label)
+
+    def _holds(self, view: Pool, labels: Mapping[str, str]) -> None:
+        self._put("moorage_demand_sessions", sum(c.held for c in view.classes.values()), view.name)
+        for label, age in _hold_ages(view, labels).items():
+            self._put("moorage_hold_age_seconds", age, view.name, label)
+        sums: dict[tuple[str, str], int] = defaultdict(int)
+        for name, reason in lines.reasons(view).items():
+            if name in view.classes:
+                sums[labels[name], reason] += view.classes[name].held
+        for (label, reason), held in sums.items():
+            self._put("moorage_held_sessions", held, view.name, label, reason)
 
     def _mixture(self, view: Pool, labels: Mapping[str, str]) -> None:
         target = view.config.target_mixture()
@@ -113,6 +132,7 @@ class PoolMetrics:
                 sums[labels[name]] += share
             for label, share in sums.items():
                 self._put("moorage_mixture_share", share, view.name, label, kind)
+        self._put("moorage_mixture_samples", sum(c.completed for c in view.classes.values()), view.name)
         if target and consumed:
             self._put("moorage_mixture_deviation_points", present.deviation(consumed, target), view.name)
 
@@ -143,7 +163,7 @@ class PoolMetrics:
         self._put("moorage_instance_stalled", int(item.stalled), *at)
         if item.cap is not None:
             # The controller ruled on it.
-            self._put("moorage_pressure", item.pressure, *at)
+            self._put("moorage_pressure", item.pressure if _measured(item) else None, *at)
             self._put("moorage_brake", item.brake, *at)
 
 
@@ -184,6 +204,12 @@ def _blocks(view: Pool, item: Instance) -> dict[str, int | None]:
         "forecast": max(item.need[: len(forecast.HORIZONS)], default=None),
         "cached": _cached(item.snapshot),
     }
+
+
+def _measured(item: Instance) -> bool:
+    """Whether any hit rate is known; without one, a pressure of 0 means nothing."""
+    rows = json.loads(item.signals) if item.signals else ()
+    return item.pressure > 0 or any(name.endswith("hit_rate") and value is not None for name, value, *_ in rows)
 
 
 @lru_cache(maxsize=4096)

@@ -76,6 +76,12 @@ class Security:
 
     def _callers(self) -> Callers:
         callers = read_callers(self._settings.auth)
+        if callers.certificates and not self._settings.tls.mutual:
+            name = min(callers.certificates)
+            raise SettingsError(
+                f"auth: an entry names the certificate {name!r}, but clients are asked for none: give"
+                " tls.client_ca_file (with tls.cert_file and tls.key_file), and tls.require_client_cert unset or true"
+            )
         if len(callers) == 0:
             _log.warning("no credential is known: every call will be refused")
         return callers

@@ -28,6 +28,13 @@ KeyPath = tuple[Any, ...]
 CONFIG_VARIABLE = "MOORAGE_CONFIG"
 POOLS_VARIABLE = "MOORAGE_POOLS"
 _ENV_PREFIX = "MOORAGE_"
+#: What the client and the command line read.
+CLIENT_VARIABLES = frozenset(
+    _ENV_PREFIX + name
+    for name in ("SERVER", "POOL", "TOKEN", "TOKEN_FILE", "PLAINTEXT_TOKEN", "TLS", "CA", "CERT", "KEY")
+)
+#: What Kubernetes sets for a Service called moorage.
+_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|_PORT=(tcp|udp)://")
 _URL: KeyPath = ("redis", "url")
 _EMBEDDED: KeyPath = ("redis", "embedded")
 #: What else says where a store is.
@@ -47,6 +54,7 @@ FLAGS: dict[str, KeyPath] = {
     "processes": ("processes",),
     "redis_url": _URL,
     "embedded": _EMBEDDED,
+    "metrics_listen": ("metrics", "listen"),
     "log_format": ("log", "format"),
     "log_level": ("log", "level"),
     "reflection": ("reflection",),
@@ -164,6 +172,20 @@ def _mapping(data: Any, name: str) -> dict[str, Any]:
 def environment_variables() -> dict[str, KeyPath]:
     """Name of each variable and the key it sets; pools are given whole, in MOORAGE_POOLS, certificates in a file."""
     return {_ENV_PREFIX + "_".join(path).upper(): path for path in _leaves(Settings, ())}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of ours that nobody reads, each with the name that may have been meant; empty where none is close."""
+    known = {*environment_variables(), POOLS_VARIABLE, CONFIG_VARIABLE, *CLIENT_VARIABLES}
+    strange = [
+        name
+        for name, value in environ.items()
+        if name.startswith(_ENV_PREFIX) and name not in known and not _LINK.search(f"{name}={value}")
+    ]
+    # Of whole names the common prefix alone would make any two alike.
+    ends = sorted(name.removeprefix(_ENV_PREFIX) for name in known)
+    close = {name: difflib.get_close_matches(name.removeprefix(_ENV_PREFIX), ends, n=1) for name in sorted(strange)}
+    return {name: _ENV_PREFIX + found[0] if found else "" for name, found in close.items()}
 
 
 def _leaves(section: type[BaseModel], above: KeyPath) -> Iterator[KeyPath]:

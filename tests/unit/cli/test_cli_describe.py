@@ -34,7 +34,7 @@ def test_describe_pool(run: Run, server: FakeServer) -> None:
 
 
 def test_a_mixture_without_target_is_unknown(run: Run, server: FakeServer) -> None:
-    server.answers["GetPool"] = inspector.GetPoolResponse(pool="default")
+    server.answers.update(GetPool=inspector.GetPoolResponse(pool="default"), ListInstances=samples.instances())
     fields = _fields(run("describe", "pool").stdout)
     assert fields["Mixture"] == "<unknown>"
     assert fields["Blocks"] == "0 reserved, <unknown> used, <unknown> usable"
@@ -92,6 +92,8 @@ def test_describe_class(run: Run, server: FakeServer) -> None:
     server.answers.update(ListClasses=samples.classes(), GetPool=samples.pool(config=config))
     text = run("describe", "class", "agentic").stdout
     assert _fields(text)["Residency"] == "60s"
+    assert _fields(text)["Reference"] == "40.2 blocks a session holds on average"
+    assert _fields(text)["Quota"] == "881 blocks over all instances"
     assert text.endswith("Config:\n  target_share: 48.6\n")
     assert run("describe", "class", "new").stdout.endswith("Config: <none>\n")
     assert yaml.safe_load(run("describe", "class", "new", "-o", "yaml").stdout)["classes"][0]["workloadClass"] == "new"

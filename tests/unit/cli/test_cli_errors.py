@@ -46,6 +46,20 @@ def test_the_exit_codes_are_those_promised() -> None:
     assert [getattr(exits, name) for name in names] == [0, 1, 2, 3, 4, 5, 6, 130]
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("failed to connect; last error: ipv4:10.0.0.7:1: Socket closed", "hangs up: where it has TLS, give --ca"),
+        ("Tls handshake failed: CERTIFICATE_VERIFY_FAILED: unable to get", "is not trusted: name its CA with --ca"),
+        ("Tls handshake failed: WRONG_VERSION_NUMBER: Invalid", "speaks no TLS: leave out --tls, --ca"),
+        ("Failed to connect to remote host: Connection refused", "is `moorage serve` running at"),
+    ],
+)
+def test_a_connection_that_fails_at_tls_says_which_flag(run: Run, server: FakeServer, said: str, hint: str) -> None:
+    server.answers["GetPool"] = Failure(Code.UNAVAILABLE, said)
+    assert hint in run("get", "pool", code=5).stderr
+
+
 def test_errors_say_code_reason_fields_and_hint(run: Run, server: FakeServer) -> None:
     server.answers["Place"] = Failure(
         Code.ABORTED, "stale\x1b[31m", reason="LEASE_STALE", metadata={"pool": "p", "session_id": "s"},

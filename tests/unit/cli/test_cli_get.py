@@ -188,3 +188,14 @@ def test_all_pages_of_instances_and_classes_are_fetched(run: Run, server: FakeSe
     server.answers["ListClasses"] = lambda request: last if request.page_token == "more" else more
     assert run("get", "instances", "-o", "name").stdout == "a\nb\n"
     assert run("get", "classes", "-o", "name").stdout == "x\ny\n"
+
+
+@pytest.mark.parametrize(("known", "shown"), [(samples.instance(), "0.00"), (samples.bare_instance(), "<unknown>")])
+def test_a_pressure_of_0_without_any_hit_rate_is_unknown(
+    run: Run, server: FakeServer, known: inspector.Instance, shown: str
+) -> None:
+    server.answers.update(GetPool=samples.pool(pressure=0.0), ListInstances=samples.instances(known))
+    header, row = (line.split() for line in run("get", "pool").stdout.splitlines())
+    assert dict(zip(header, row, strict=True))["PRESSURE"] == shown
+    described = run("describe", "pool").stdout
+    assert f"Pressure: {shown}" in " ".join(described.split())

@@ -126,7 +126,7 @@ def test_config_set_from_a_file_replaces_all(run: Run, configured: FakeServer) -
 
 def test_config_class_keeps_the_fields_not_named(run: Run, configured: FakeServer) -> None:
     assert run("config", "class", "agentic", "--target-share", "0.4").stdout == (
-        "pool/default configured: classes.agentic\n"
+        "pool/default configured: classes.agentic\n  agentic.target_share: 2.0 -> 0.4\n"
     )
     request = configured.last("ConfigurePool")
     assert list(request.update_mask.paths) == ["classes.agentic"]
@@ -162,10 +162,29 @@ def test_config_mixture_is_the_whole_mixture(run: Run, configured: FakeServer) -
     assert classes["rlvr"] == operator.ClassConfig(), "not named, so its share is gone"
 
 
+def test_config_tells_what_changed_and_warns_of_slips(run: Run, configured: FakeServer) -> None:
+    result = run("config", "mixture", "agentc=48.6", "rlvr=1", "tools=3")
+    assert result.stdout.splitlines() == [
+        "pool/default configured: classes.agentc, classes.agentic, classes.rlvr, classes.tools",
+        "  agentc.target_share: <none> -> 48.6",
+        "  agentic.target_share: 2.0 -> <none>",
+        "  tools.target_share: <none> -> 3.0",
+    ]
+    assert result.stderr.splitlines() == [
+        "warning: class 'agentc' was never seen in this pool nor configured; it has agentic, plain, rlhf, rlvr",
+        "warning: 'tools' is an alias of class 'agentic'",
+    ]
+    assert run("config", "class", "rlhf", "--target-share", "1").stderr == "", "seen, though not configured"
+    removed = run("config", "class", "agentic", "--remove")
+    assert "  agentic.aliases: tools -> <none>\n" in removed.stdout
+    assert "was never seen" in run("config", "class", "rlv", "--refuse").stderr
+    assert "  plain.refused: true -> false\n" in run("config", "class", "plain", "--allow").stdout
+
+
 def test_config_of_a_pool_that_is_new(run: Run, server: FakeServer) -> None:
     server.answers["GetPool"] = Failure(Code.NOT_FOUND, reason="POOL_UNKNOWN")
     server.answers["ConfigurePool"] = _echo
-    run("config", "mixture", "a=1", "-p", "fresh", "-o", "json")
+    assert run("config", "mixture", "a=1", "-p", "fresh", "-o", "json").stderr == ""
     assert server.last("ConfigurePool").pool == "fresh"
     assert server.last("ConfigurePool").config.classes["a"].target_share == 1
     assert run("config", "class", "b", "--target-share", "2", "-o", "yaml").stdout

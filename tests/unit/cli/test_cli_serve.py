@@ -40,15 +40,15 @@ def test_serve_hands_over_only_what_was_given(run: Run, served: list[Any], tmp_p
     run("serve", code=7)
     run(
         "serve", "--listen", "0.0.0.0:1", "--redis-url", "redis://r", "--config", "moorage.yaml",
-        "--log-format", "json", "--log-level", "DEBUG", "--reflection", code=7,
+        "--metrics-listen", "127.0.0.1:9464", "--log-format", "json", "--log-level", "DEBUG", "--reflection", code=7,
     )  # fmt: skip
     run("serve", "--embedded", "--no-reflection", code=7)
     assert served == [
         ({}, None),
         (
             {
-                "listen": "0.0.0.0:1", "redis_url": "redis://r", "log_format": "json", "log_level": "debug",
-                "reflection": True,
+                "listen": "0.0.0.0:1", "redis_url": "redis://r", "metrics_listen": "127.0.0.1:9464",
+                "log_format": "json", "log_level": "debug", "reflection": True,
             },
             "moorage.yaml",
         ),

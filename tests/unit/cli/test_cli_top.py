@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from moorage.cli import top as top_module
 from moorage.cli.channel import connect
@@ -96,6 +98,21 @@ def test_who_waits_and_why_comes_from_the_held_sessions() -> None:
     )
 
 
+def test_who_waits_behind_others_waits_for_what_the_first_waits_for() -> None:
+    held = [samples.held_session("b", reason="QUEUED_BEHIND")]
+    assert _answer("Waiting?", held=held, first=samples.held_session("a")).endswith(
+        "; QUEUED_BEHIND 1 (of 1 looked at); first in line, agentic: KV_BUDGET, needs 40 blocks, 12 fit"
+    )
+
+
+def test_where_all_queue_the_one_looked_at_says_behind_whom() -> None:
+    first = samples.held_session("a", reason="QUEUED_BEHIND")
+    first.hold.detail = "class 'rlhf' goes first and does not fit: 9 blocks; enters when those before it have entered"
+    assert _answer("Waiting?", held=[first], first=first).endswith(
+        "; QUEUED_BEHIND 1 (of 1 looked at); class 'rlhf' goes first and does not fit: 9 blocks"
+    )
+
+
 def test_nobody_waits() -> None:
     assert _answer("Waiting?", pool=samples.pool(held_sessions=0)) == "nobody"
 
@@ -121,13 +138,61 @@ def test_without_held_sessions_the_instances_suggest_the_cause(changes: dict[str
     [
         ({}, "as asked; 0.9 points off over 250 samples; rlvr has 34.0% of 33.1% wanted"),
         ({"mixture_deviation": 7.25}, "OFF TARGET; 7.2 points off"),
-        ({"completed_by_class": {"agentic": 9}}, "too early to say; 0.9 points off over 9 samples"),
+        ({"completed_by_class": {"agentic": 9}}, "too early to say (9 of 100 samples); 0.9 points off; rlvr has"),
         ({"consumed_mixture": {}}, "UNKNOWN: nothing was completed yet"),
         ({"target_mixture": {}}, "UNKNOWN: no target is configured"),
     ],
 )
 def test_is_the_mixture_as_asked(changes: dict[str, object], verdict: str) -> None:
     assert _answer("Mixture?", pool=samples.pool(**changes)).startswith(verdict)
+
+
+def test_the_load() -> None:
+    at_work = samples.instances(samples.instance())
+    assert _answer("Load", instances=at_work) == (
+        "22 active of cap 30, 4 held; blocks: 980 booked, 520 forecast, 900 used, 1536 usable"
+    )
+    loose = samples.pool(session_cap=400)
+    assert _answer("Load", pool=loose, instances=at_work).startswith("22 active, 4 held; "), "it limits nobody"
+    idle = samples.pool(active_sessions=0, held_sessions=0)
+    assert _answer("Load", pool=idle, instances=at_work).startswith("0 active, 0 held; ")
+    assert ", <unknown> forecast, " in _answer("Load", instances=samples.instances(samples.bare_instance()))
+
+
+def test_blocks_that_nothing_booked_explains() -> None:
+    foreign = samples.instances(samples.instance(reserved_blocks=102, forecast_blocks=440), samples.instance("vllm-1"))
+    assert _answer("Load", instances=foreign).endswith("; 450 used on vllm-0, 102 booked there: other traffic?")
+    for fine in (
+        {"reserved_blocks": 380, "forecast_blocks": 390},  # they grew
+        {"reserved_blocks": 0, "forecast_blocks": 460},  # they were released since the engine reported
+        {"reserved_blocks": 0, "forecast_blocks": 0, "freshness": inspector.FRESHNESS_STALE},
+    ):
+        assert "other traffic" not in _answer("Load", instances=samples.instances(samples.instance(**fine)))
+
+
+def test_engines_are_mentioned_where_one_does_not_serve() -> None:
+    fine = samples.instance()
+    assert not [line for line in _frame(instances=samples.instances(fine)) if line.startswith("Engines")]
+    stale, gone = inspector.FRESHNESS_STALE, inspector.FRESHNESS_GONE
+    others = [
+        samples.instance("e1", freshness=stale, stalled=True), samples.instance("e2", freshness=gone, stalled=True),
+        samples.instance("e3", updating_weights=True), samples.instance("e4", freshness=stale),
+    ]  # fmt: skip
+    assert _answer("Engines", instances=samples.instances(fine, *others)) == (
+        "1 of 5 fresh and serving; gone: e2, stale: e1, e4, stalled: e1, updating: e3"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(5, "0.90)"), (600, "0.90, last reported 10m ago)")])
+def test_an_old_hit_rate_says_so(seconds: int, said: str) -> None:
+    signal = inspector.Signal(name="continuation_hit_rate", value=0.95, age=Duration(seconds=seconds))
+    answer = _answer("Thrashing?", instances=samples.instances(samples.instance(signals=[signal])))
+    assert f"(agentic, healthy is {said}" in answer
+
+
+def test_pressure_is_unknown_while_no_engine_has_a_hit_rate() -> None:
+    bare = samples.instances(samples.bare_instance())
+    assert "pressure <unknown>" in _answer("Thrashing?", pool=samples.pool(pressure=0.0), instances=bare)
 
 
 def test_the_tables_hold_the_numbers() -> None:
@@ -176,6 +241,26 @@ def test_once_prints_one_frame(run: Run, watched: FakeServer) -> None:
     request = watched.last("ListSessions")
     assert request.held is True
     assert watched.count("ListSessions") == 1, "one page, however long the queue"
+
+
+def test_the_first_in_line_is_looked_at_where_most_wait_behind_it(run: Run, watched: FakeServer) -> None:
+    behind = [samples.held_session(name, reason="QUEUED_BEHIND") for name in ("h1", "h2")]
+    other = samples.held_session("r1", reason="QUEUED_BEHIND")
+    other.workload_class = "rlvr"
+    older = samples.held_session("h0", now=samples.NOW - timedelta(seconds=9), reason="QUEUED_BEHIND")
+    watched.answers["ListSessions"] = inspector.ListSessionsResponse(sessions=[*behind, other, older])
+    asked: list[str] = []
+
+    def look(request: inspector.GetSessionRequest) -> inspector.GetSessionResponse | Failure:
+        asked.append(request.session_id)
+        if request.session_id == "h0":
+            return Failure(Code.NOT_FOUND, "no such session", reason="SESSION_UNKNOWN")
+        return inspector.GetSessionResponse(session=samples.held_session("r1"))
+
+    watched.answers["GetSession"] = look
+    text = " ".join(run("top", "--once").stdout.split())
+    assert "QUEUED_BEHIND 4; first in line, agentic: KV_BUDGET, needs 40 blocks, 12 fit" in text
+    assert asked == ["h0", "r1"], "the oldest of each class, until one waits for something else than others"
 
 
 def test_frames_follow_each_other_where_there_is_no_terminal(run: Run, watched: FakeServer) -> None:

@@ -18,6 +18,10 @@ METRICS = {
     "moorage_decisions_total": {"pool", "rpc", "decision", "reason"},
     "moorage_rpc_seconds_bucket": {"rpc", "code", "le"},
     "moorage_sessions": {"pool", "workload_class", "state"},
+    "moorage_held_sessions": {"pool", "workload_class", "reason"},
+    "moorage_completed_total": {"pool", "workload_class"},
+    "moorage_pool_mode": {"pool", "mode"},
+    "moorage_ready": set(),
     "moorage_hold_age_seconds": {"pool", "workload_class"},
     "moorage_blocks": {"pool", "instance", "dp_rank", "kind"},
     "moorage_session_cap": {"pool", "instance", "dp_rank"},
@@ -26,10 +30,13 @@ METRICS = {
     "moorage_continuation_hit_ratio": {"pool", "workload_class"},
     "moorage_mixture_share": {"pool", "workload_class", "kind"},
     "moorage_mixture_deviation_points": {"pool"},
+    "moorage_mixture_samples": {"pool"},
     "moorage_reference_blocks": {"pool", "workload_class"},
     "moorage_residency_seconds": {"pool", "workload_class"},
     "moorage_instance_freshness": {"pool", "instance", "dp_rank", "freshness"},
     "moorage_instance_age_seconds": {"pool", "instance", "dp_rank"},
+    "moorage_instance_stalled": {"pool", "instance", "dp_rank"},
+    "moorage_instance_updating_weights": {"pool", "instance", "dp_rank"},
     "moorage_lease_expiries_total": {"pool"},
     "moorage_store_seconds_bucket": {"script", "le"},
     "moorage_store_errors_total": {"kind"},
@@ -38,7 +45,7 @@ METRICS = {
     "up": set(),
 }
 #: What Prometheus adds.
-TARGET = {"namespace", "service"}
+TARGET = {"namespace", "service", "pod"}
 #: Grafana's variables in durations.
 INTERVALS = re.compile(r"\$__(rate_interval|range)")
 
@@ -133,7 +140,8 @@ def test_gauges_of_the_pool_are_not_added_up_over_servers(dashboard: dict[str, A
 
 def test_the_situations_that_need_somebody_have_an_alert(alerts: list[dict[str, Any]]) -> None:
     assert [alert["alert"].removeprefix("Moorage") for alert in alerts] == [
-        "StoreDown", "Down", "AllInstancesStale", "HoldAge", "MixtureDrift", "LeakSuspected", "BrakeEngaged",
+        "StoreDown", "NotReady", "Down", "AllInstancesStale", "InstanceLost", "WeightUpdateLong", "HoldAge",
+        "MixtureDrift", "LeakSuspected", "ContinuationMisses", "BrakeEngaged",
     ]  # fmt: skip
     for alert in alerts:
         assert alert["labels"]["severity"] in ("critical", "warning")

@@ -24,7 +24,9 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.api.callers import COLLECTOR, METHOD_ROLES, OPERATOR, ROUTER, VIEWER, Rate, TokenBucket, roles_for
 from moorage_server.runtime import security
 from moorage_server.runtime.credentials import read_callers
+from moorage_server.runtime.security import Security
 from moorage_server.runtime.security_settings import AuthSettings
+from moorage_server.runtime.settings import Settings
 from moorage_server.runtime.settings_sources import SettingsError
 from tests.unit.server.conftest import Open, until
 
@@ -341,6 +343,17 @@ def test_an_unusable_file_is_told_without_its_tokens(tmp_path: Path, entries: An
     assert complaint in str(caught.value)
     assert "hush" not in str(caught.value)
     assert "0123456789" not in str(caught.value)
+
+
+def test_a_certificate_that_no_client_is_asked_for_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(json.dumps([{"name": "c", "certificate": "collector.rl.svc", "roles": ["collector"]}]))
+    for auth in (
+        {"tokens_file": str(path)},
+        {"certificates": {"collector.rl.svc": {"roles": ["collector"]}}},
+    ):
+        with pytest.raises(SettingsError, match=r"'collector.rl.svc', but .* tls.client_ca_file"):
+            Security(Settings.model_validate({"auth": auth}))
 
 
 def test_what_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -62,6 +63,37 @@ def test_classes() -> None:
     assert found.value("moorage_residency_seconds", **at) == 12.5
 
 
+def test_holds_by_what_their_lines_wait_for() -> None:
+    """Not by what was noted when they came: who waits inside a call is told nothing anew."""
+    view = pool(
+        instance(total_blocks=100, cap=1, sessions=1),
+        classes={"a": Class(held=7), "b": Class(active=1), "c": Class(held=2)},
+        queues={"a": Queue(7, [Held(Ask("s", "a"), "QUEUED_BEHIND", NOW_MS - 1_000, NOW_MS)]), "c": Queue(2, [])},
+    )
+    found = shown(view)
+    assert found.value("moorage_held_sessions", pool="p", workload_class="a", reason="POOL_CAP") == 7
+    assert found.value("moorage_held_sessions", pool="p", workload_class="c", reason="UNKNOWN") == 2
+    assert found.labels("moorage_held_sessions", "workload_class") == {"a", "c"}
+    other = shown(view, seen=Labels(0))
+    assert other.value("moorage_held_sessions", pool="p", workload_class="other", reason="POOL_CAP") == 7
+
+
+def test_the_mode_in_force() -> None:
+    found = shown(pool(config=PoolConfig(mode="observe")))
+    assert found.value("moorage_pool_mode", pool="p", mode="observe") == 1
+    assert found.value("moorage_pool_mode", pool="p", mode="enforce") == 0
+
+
+def test_a_pressure_without_any_hit_rate_means_nothing() -> None:
+    def pressure(*signals: list[Any]) -> float | None:
+        item = instance(cap=3, signals=json.dumps([["preemptions", 0.0, 1.0, ""], *signals]))
+        return shown(pool(item)).value("moorage_pressure", pool="p", instance="i", dp_rank=0)
+
+    assert pressure(["continuation_hit_rate", None, None, ""], ["engine_hit_rate", None, None, ""]) is None
+    assert pressure(["engine_hit_rate", 0.97, 1.0, ""]) == 0
+    assert pressure(["continuation_hit_rate.a", 1.0, 1.0, ""], ["continuation_hit_rate", 1.0, 1.0, ""]) == 0
+
+
 def test_the_mixture() -> None:
     classes = {"a": ClassConfig(target_share=3), "b": ClassConfig(target_share=1)}
     view = pool(config=PoolConfig(classes=classes), classes={"a": Class(completed=1), "b": Class(completed=1)})
@@ -69,6 +101,7 @@ def test_the_mixture() -> None:
     assert found.value("moorage_mixture_share", pool="p", workload_class="a", kind="target") == 0.75
     assert found.value("moorage_mixture_share", pool="p", workload_class="b", kind="consumed") == 0.5
     assert found.value("moorage_mixture_deviation_points", pool="p") == pytest.approx(25)
+    assert found.value("moorage_mixture_samples", pool="p") == 2
 
 
 def test_an_instance() -> None:
@@ -173,6 +206,6 @@ def test_any_name_survives() -> None:
 
 def test_every_gauge_says_how_to_aggregate() -> None:
     families = shown(pool()).families.values()
-    assert len(families) == 18
+    assert len(families) == 21
     for family in families:
         assert family.documentation.endswith("aggregate over servers with max, not sum."), family.name

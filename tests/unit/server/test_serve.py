@@ -60,7 +60,7 @@ def address(line: str) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_told_to_stop(start: Start, number: signal.Signals) -> None:
-    process = start(log_format="json")
+    process = start(log_format="json", env={"MOORAGE_LISTN": "127.0.0.1:1"})
     line = first_line(process)
     assert line.startswith("moorage listens on 127.0.0.1:")
     assert "ALL STATE IS LOST AT EXIT" in line
@@ -71,9 +71,10 @@ def test_it_serves_until_told_to_stop(start: Start, number: signal.Signals) -> N
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    events = [json.loads(line)["event"] for line in errors.splitlines()]
-    assert events[0] == "listening"
-    assert events[-1] == "stopped"
+    warning, *rest = [json.loads(line) for line in errors.splitlines()]
+    assert (warning["variable"], warning["did_you_mean"]) == ("MOORAGE_LISTN", "MOORAGE_LISTEN")
+    assert rest[0]["event"] == "listening"
+    assert rest[-1]["event"] == "stopped"
 
 
 def test_it_starts_without_its_store_and_says_where_it_looks(start: Start) -> None:

@@ -11,14 +11,18 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from moorage.cli.main import cli
+from moorage.cli.options import GlobalOption
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.runtime.section import Section
 from moorage_server.runtime.settings import ClassSettings, PoolSettings, Settings
 from moorage_server.runtime.settings_sources import (
+    CLIENT_VARIABLES,
     FLAGS,
     SettingsError,
     environment_variables,
     load_settings,
+    unknown_variables,
 )
 
 EXAMPLE = Path(__file__).parents[3] / "server" / "moorage.example.yaml"
@@ -71,6 +75,7 @@ def test_every_flag_sets_its_key() -> None:
     values: dict[str, object] = {
         "listen": "0.0.0.0:1",
         "redis_url": "redis://h",
+        "metrics_listen": "127.0.0.1:9464",
         "log_format": "json",
         "log_level": "error",
         "reflection": True,
@@ -80,9 +85,37 @@ def test_every_flag_sets_its_key() -> None:
     settings = load_settings(None, values, {})
     assert (settings.listen, settings.processes) == ("0.0.0.0:1", 2)
     assert settings.redis_url == "redis://h"
+    assert settings.metrics.listen == "127.0.0.1:9464"
     assert (settings.log.format, settings.log.level, settings.reflection) == ("json", "error", True)
     assert load_settings(None, {"embedded": True}, {}).redis.embedded is True
     assert set(FLAGS) == {*values, "embedded"}
+
+
+def test_a_misspelt_variable_is_found() -> None:
+    given = dict.fromkeys(("MOORAGE_METRIC_LISTEN", "MOORAGE_TOKN", "MOORAGE_XYZZY", "MOORAGE_LISTEN", "HOME"), "1")
+    assert unknown_variables(given) == {
+        "MOORAGE_METRIC_LISTEN": "MOORAGE_METRICS_LISTEN",
+        "MOORAGE_TOKN": "MOORAGE_TOKEN",
+        "MOORAGE_XYZZY": "",
+    }
+    known = [*environment_variables(), *CLIENT_VARIABLES, "MOORAGE_POOLS", "MOORAGE_CONFIG"]
+    assert unknown_variables(dict.fromkeys(known, "1")) == {}
+
+
+def test_what_the_command_line_reads_is_known() -> None:
+    read = {str(param.envvar) for param in cli.params if isinstance(param, GlobalOption) and param.envvar}
+    assert read == CLIENT_VARIABLES
+
+
+def test_what_kubernetes_sets_for_a_service_is_not_ours() -> None:
+    links = {
+        "MOORAGE_SERVICE_HOST": "10.0.0.7",
+        "MOORAGE_SERVICE_PORT_GRPC": "50061",
+        "MOORAGE_PORT": "tcp://10.0.0.7:50061",
+        "MOORAGE_PORT_50061_TCP_ADDR": "10.0.0.7",
+    }
+    assert unknown_variables(links) == {}
+    assert unknown_variables({"MOORAGE_PORT": "50061"}).keys() == {"MOORAGE_PORT"}
 
 
 def test_every_key_outside_pools_has_a_variable() -> None:
