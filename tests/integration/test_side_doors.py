@@ -60,7 +60,7 @@ def test_both_servers_show_the_pool_and_each_its_own_calls(start: Start, redis_s
         for server in (a, b):
             # Views are a moment old, and the cap is known after an epoch.
             eventually(lambda s=server: _scrape(s).value("moorage_demand_sessions", pool="default"))
-            eventually(lambda s=server: _scrape(s).value("moorage_pressure", **ENGINE) is not None)
+            eventually(lambda s=server: _scrape(s).value("moorage_brake", **ENGINE) is not None)
         shown = [_scrape(server) for server in (a, b)]
     assert [found.value("moorage_sessions", **at, state="active") for found in shown] == [1, 1]
     assert [found.value("moorage_demand_sessions", pool="default") for found in shown] == [1, 1]
