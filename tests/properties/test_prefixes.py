@@ -92,6 +92,8 @@ class IndexMachine(RuleBasedStateMachine):
         answer = self.run(steps.store.prefix_update(steps.pool, change, 10_000))
         if old:
             assert answer == ("OLD_INCARNATION" if self.incarnation > 1 else "OTHER_INCARNATION")
+        elif known and reset and sequence < self.sequence:
+            assert answer == "NEW_STREAM"
         elif known and sequence <= self.sequence:
             assert answer == "REPEAT"
         elif not known and not reset:
