@@ -20,6 +20,8 @@ from moorage.proxy.tokens import TokenGate
 from moorage.proxy.upstream import Upstream
 
 SWEEP_S = 0.5
+#: How long the start waits for the control plane, in seconds: who asks at once shall not be told that it is away.
+_FIRST_LOOK_S = 1.0
 #: Between two requests of one client connection, in seconds.
 _CLIENT_KEEPALIVE_S = 75.0
 
@@ -64,6 +66,9 @@ async def run(settings: ProxySettings, *, stop: asyncio.Event, on_ready: Callabl
             host, port = settings.address()
             site = web.TCPSite(runner, host, port)
             await site.start()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_LOOK_S):
+                    await pool.looked.wait()
             address = runner.addresses[0]
             on_ready(f"{address[0]}:{address[1]}")
             await stop.wait()

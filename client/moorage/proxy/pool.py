@@ -23,6 +23,7 @@ class PoolView:
         answers: whether the control plane did when last asked.
         endpoints: of instances that serve.
         ranked: ids of instances with more than one data-parallel rank.
+        looked: set once it was asked for the first time.
     """
 
     def __init__(self, client: AsyncClient) -> None:
@@ -30,11 +31,13 @@ class PoolView:
         self.answers = False
         self.endpoints: list[str] = []
         self.ranked: set[str] = set()
+        self.looked = asyncio.Event()
 
     async def watch(self) -> None:
         """Looks, for ever."""
         while True:
             await self.look()
+            self.looked.set()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
