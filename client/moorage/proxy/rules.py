@@ -71,6 +71,8 @@ class Rules:
 
         `default_class` goes over the content's; `idle_s` is for classes that name none; `duration` reads times.
         """
+        if idle_s <= 0:
+            raise ValueError(f"idle: must be above 0 seconds, not {idle_s:g}")
         entries = _list(content.get("rules"), "rules")
         named = _mapping(content.get("classes"), "classes")
         return cls(

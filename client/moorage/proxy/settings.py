@@ -63,6 +63,8 @@ class ProxySettings:
     def __post_init__(self) -> None:
         if (self.on_unavailable == "admit") != bool(self.fallback):
             raise ValueError("to admit while moorage is away takes fallback engines, and they are for that only")
+        if self.lease is not None and not 1 <= self.lease <= 86_400:
+            raise ValueError(f"lease: must be from 1 s to 24 h, not {self.lease:g} s")
         self.address()
 
     def address(self) -> tuple[str, int]:
