@@ -259,8 +259,7 @@ class SessionState:
 
     def resume(self, turn: int) -> None:
         """Numbers the next turn `turn`, if it is the first here."""
-        with self._lock:
-            self._usage.first_number = turn
+        self._usage.first_number = turn
 
     def finish_turn(self) -> None:
         """Ends the current turn."""
