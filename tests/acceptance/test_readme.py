@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +169,22 @@ def test_the_python_block(server: Server) -> None:
     assert (pool.active_sessions, pool.held_sessions) == (0, 0)
 
 
+def _proxy(flags: list[str]) -> tuple[subprocess.Popen[str], str]:
+    """A running proxy, and its URL."""
+    command = [sys.executable, "-m", "moorage.cli.main", "proxy", *flags]
+    process = subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().split(" on ")[1].split(",")[0]
+
+
 async def test_the_proxy_block(tmp_path: Path) -> None:
     proxy, curl = (shlex.split(line) for line in BLOCKS["proxy"].replace("\\\n", " ").splitlines())
     assert (proxy[:2], curl[0]) == (["moorage", "proxy"], "curl")
     running, engine = Server.start(tmp_path / "serve.log", "--embedded"), OpenAIEngine("engine-0")
     swapped = {ADDRESS: running.address, "127.0.0.1:8080": "127.0.0.1:0"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moorage.cli.main", "proxy", *(swapped.get(part, part) for part in proxy[2:])],
-        env=environment({}), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process, url = _proxy([swapped.get(part, part) for part in proxy[2:]])
     try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split(" on ")[1].split(",")[0]
-        values = [value for flag, value in zip(curl, curl[1:], strict=False) if flag == "-H"]
+        values = [value for flag, value in pairwise(curl) if flag == "-H"]
         headers = dict(value.split(": ") for value in values)
         async with beating(running, "default", engine), aiohttp.ClientSession() as http:
             target = curl[1].replace("http://127.0.0.1:8080", url)

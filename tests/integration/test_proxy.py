@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from moorage.proxy.rules import ClassPolicy, Rules
 from moorage.proxy.settings import Timeouts
 from tests.integration.openai_engine import OpenAIEngine, beating, free_address
 from tests.integration.processes import Server, eventually
-from tests.integration.proxies import Caller, Ledger, proxied, soon
+from tests.integration.proxies import COMPLETIONS, Caller, Ledger, proxied, soon
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ async def test_a_conversation_is_one_session(caller: Caller, engine: OpenAIEngin
 async def test_a_stream_shows_the_usage_only_to_whom_asked(
     caller: Caller, engine: OpenAIEngine, ledger: Ledger
 ) -> None:
-    plain = await caller.post("/v1/completions", "s-1", stream=True, prompt="a b c d e")
+    plain = await caller.post(COMPLETIONS, "s-1", stream=True, prompt="a b c d e")
     assert plain.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert [event["choices"][0]["text"] for event in plain.events] == ["word0", "word1", "word2"]
     found = await soon(lambda: (s := ledger.session("s-1")) and s.context_tokens and s)
@@ -96,9 +98,9 @@ async def test_a_request_without_an_id_is_a_session_of_its_own(caller: Caller, l
 
 
 async def test_the_last_request_says_so(caller: Caller, ledger: Ledger) -> None:
-    await caller.post("/v1/completions", "s-1")
+    await caller.post(COMPLETIONS, "s-1")
     assert ledger.session("s-1") is not None
-    await caller.post("/v1/completions", "s-1", headers={"X-Session-End": "true"})
+    await caller.post(COMPLETIONS, "s-1", headers={"X-Session-End": "true"})
     await soon(lambda: ledger.session("s-1") is None)
     assert sum(ledger.state().completed_by_class.values()) == 1
 
@@ -107,7 +109,7 @@ async def test_silence_ends_a_session(server: Server, pool: str, engine: OpenAIE
     rules = Rules(classes={"short": ClassPolicy(idle_s=0.3), "once": ClassPolicy(single_turn=True)})
     async with proxied(server.address, pool, rules=rules, lease=2.0) as caller:
         for name in ("short", "once", "other"):
-            await caller.post("/v1/completions", name, headers={"X-Workload-Class": name})
+            await caller.post(COMPLETIONS, name, headers={"X-Workload-Class": name})
         await soon(lambda: ledger.session("short") is None and ledger.session("once") is None, 10)
         assert ledger.session("other") is not None
     completed = ledger.state().completed_by_class
@@ -116,8 +118,8 @@ async def test_silence_ends_a_session(server: Server, pool: str, engine: OpenAIE
 
 async def test_a_held_request_waits_for_its_turn(caller: Caller, ledger: Ledger) -> None:
     ledger.cap(1)
-    assert (await caller.post("/v1/completions", "s-1")).status == 200
-    held = asyncio.create_task(caller.post("/v1/completions", "s-2"))
+    assert (await caller.post(COMPLETIONS, "s-1")).status == 200
+    held = asyncio.create_task(caller.post(COMPLETIONS, "s-2"))
     await soon(ledger.has("s-2", "HELD"))
     await caller.post("/finish_session?session_id=s-1")
     assert (await held).status == 200
@@ -128,8 +130,8 @@ async def test_beyond_the_bound_it_is_told_to_come_back(
 ) -> None:
     ledger.cap(1)
     async with proxied(server.address, pool, max_hold=0.3) as caller:
-        await caller.post("/v1/completions", "s-1")
-        refused = await caller.post("/v1/completions", "s-2")
+        await caller.post(COMPLETIONS, "s-1")
+        refused = await caller.post(COMPLETIONS, "s-2")
         assert refused.status == 429
         assert int(refused.headers["Retry-After"]) >= 1
         error = refused.json["error"]
@@ -144,8 +146,8 @@ async def test_beyond_the_bound_it_is_told_to_come_back(
 
 async def test_who_goes_away_while_held_leaves_the_queue(caller: Caller, ledger: Ledger) -> None:
     ledger.cap(1)
-    await caller.post("/v1/completions", "s-1")
-    held = asyncio.create_task(caller.post("/v1/completions", "s-2"))
+    await caller.post(COMPLETIONS, "s-1")
+    held = asyncio.create_task(caller.post(COMPLETIONS, "s-2"))
     await soon(ledger.has("s-2", "HELD"))
     held.cancel()
     await soon(lambda: ledger.session("s-2") is None)
@@ -182,7 +184,7 @@ async def test_without_moorage_it_says_so_or_goes_on(engine: OpenAIEngine) -> No
         assert (await caller.get("/health")).status == 503
         assert (await caller.get("/v1/models")).status == 503
     async with proxied(nowhere, on_unavailable="admit", fallback=[engine.endpoint]) as caller:
-        first, second = await caller.post("/v1/completions", "s-1"), await caller.post("/v1/completions", "s-1")
+        first, second = await caller.post(COMPLETIONS, "s-1"), await caller.post(COMPLETIONS, "s-1")
         assert (first.status, second.status) == (200, 200)
         assert first.headers["X-Moorage-Instance"] == engine.endpoint
         assert (await caller.get("/health")).status == 200
@@ -235,15 +237,15 @@ async def test_a_slow_client_slows_the_engine(caller: Caller, engine: OpenAIEngi
 async def test_refused_sessions_move_to_another_engine(server: Server, pool: str, ledger: Ledger) -> None:
     one, two = OpenAIEngine("engine-0"), OpenAIEngine("engine-1")
     async with beating(server, pool, one, two), proxied(server.address, pool, max_hold=5.0) as caller:
-        first = await caller.post("/v1/completions", "s-1")
+        first = await caller.post(COMPLETIONS, "s-1")
         dead, alive = (one, two) if first.headers["X-Moorage-Instance"] == "engine-0" else (two, one)
         await dead.stop()
-        second = await caller.post("/v1/completions", "s-1")
+        second = await caller.post(COMPLETIONS, "s-1")
         assert (second.status, second.headers["X-Moorage-Instance"]) == (200, alive.instance_id)
         answers = [await caller.post() for _ in range(4)]
         assert {answer.headers["X-Moorage-Instance"] for answer in answers} == {alive.instance_id}
         await alive.stop()
-        last = await caller.post("/v1/completions", "s-1")
+        last = await caller.post(COMPLETIONS, "s-1")
         assert last.status in (429, 502)
 
 
@@ -269,9 +271,9 @@ async def test_two_proxies_share_a_session(server: Server, pool: str, ledger: Le
         proxied(server.address, pool, lease=3.0) as right,
     ):
         ledger.cap(1)
-        first = await left.post("/v1/completions", "s-1", prompt="a b c d")
+        first = await left.post(COMPLETIONS, "s-1", prompt="a b c d")
         await soon(ledger.has("s-1", "TOOL_WAIT"))
-        second = await right.post("/v1/completions", "s-1", prompt="a b c d e f g h")
+        second = await right.post(COMPLETIONS, "s-1", prompt="a b c d e f g h")
         assert second.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
         assert first.headers["X-Moorage-Instance"] == second.headers["X-Moorage-Instance"]
         await soon(lambda: (s := ledger.session("s-1")) and s.turn == 1)
@@ -284,7 +286,7 @@ async def test_two_proxies_share_a_session(server: Server, pool: str, ledger: Le
         assert ended.json["released"] is True
         assert ledger.session("s-1") is None
         # And it enters again where it is asked for next.
-        assert (await right.post("/v1/completions", "s-1")).status == 200
+        assert (await right.post(COMPLETIONS, "s-1")).status == 200
 
 
 async def test_tokens_are_asked_for_and_kept(server: Server, pool: str, engine: OpenAIEngine, tmp_path: Path) -> None:
@@ -316,6 +318,41 @@ async def test_headers_travel_end_to_end(caller: Caller, engine: OpenAIEngine) -
     assert seen["x-session-id"] == "s-9"
     assert not {"x-hop", "x-data-parallel-rank"} & seen.keys()
     assert (answer.headers["X-Request-ID"], answer.headers["X-Moorage-Session"]) == ("r-1", "s-9")
+
+
+async def test_a_packed_request_arrives_unpacked(caller: Caller, engine: OpenAIEngine) -> None:
+    packed = gzip.compress(json.dumps({"model": "tiny", "prompt": "a b", "stream": True}).encode())
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with caller.http.post(COMPLETIONS, data=packed, headers=headers) as response:
+        assert response.status == 200
+    assert engine.requests[-1]["prompt"] == "a b"
+
+
+async def test_requests_of_one_session_may_overlap(caller: Caller, engine: OpenAIEngine, ledger: Ledger) -> None:
+    long = asyncio.create_task(caller.post(COMPLETIONS, "s-1", fake_pause=1.0, prompt="a"))
+    await soon(lambda: engine.running == 1)
+    short = await caller.post(COMPLETIONS, "s-1", prompt="a b c d e", headers={"X-Session-End": "true"})
+    assert short.status == 200
+    ended = await caller.post("/finish_session?session_id=s-1&outcome=FAILED")
+    assert (ended.status, ended.json["pending"]) == (202, True)
+    assert ledger.has("s-1", "RUNNING")() or ledger.has("s-1", "PLACED")()
+    assert (await long).status == 200
+    await soon(lambda: ledger.session("s-1") is None)
+    assert (sum(ledger.state().released_by_class.values()), sum(ledger.state().completed_by_class.values())) == (1, 0)
+
+
+async def test_a_last_request_that_is_held_may_come_again(
+    server: Server, pool: str, engine: OpenAIEngine, ledger: Ledger
+) -> None:
+    ledger.cap(1)
+    async with proxied(server.address, pool, max_hold=0.2) as caller:
+        await caller.post(COMPLETIONS, "s-1")
+        last = {"X-Session-End": "true"}
+        assert (await caller.post(COMPLETIONS, "s-2", headers=last)).status == 429
+        assert ledger.has("s-2", "HELD")()
+        await caller.post("/finish_session?session_id=s-1")
+        assert (await caller.post(COMPLETIONS, "s-2", headers=last)).status == 200
+        await soon(lambda: ledger.sessions() == [])
 
 
 async def test_ranks_are_named(server: Server, pool: str) -> None:

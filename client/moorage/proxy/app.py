@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Literal, cast, get_args
 
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from moorage.errors import MoorageError
 from moorage.proxy.errors import ProxyError, from_moorage, invalid
-from moorage.proxy.forward import Cut, Forwarder
+from moorage.proxy.forward import Cut, Forwarder, Gone
 from moorage.proxy.headers import upstream_headers
 from moorage.proxy.identity import BadRequest, checked_id
 from moorage.proxy.pool import PoolView
@@ -143,6 +142,6 @@ async def _as_openai(request: web.Request, handler: Handler) -> web.StreamRespon
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
-    except Cut as error:
+    except (Cut, Gone):
         # The connection is closed already; nobody reads this.
-        return web.Response(status=502, text=json.dumps(str(error)))
+        return web.Response(status=502)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -50,17 +51,19 @@ class Forwarder:
         content, hide_usage = _asking_for_usage(request.path, body, content)
         session = self._book.arrive(ticket)
         outcome: OutcomeLike = "FAILED"
+        answered = False
         try:
             exchange = _Exchange(request, ticket, content, hide_usage, consumed)
             response = await self._exchange(exchange, session)
+            answered = True
             # An engine that refuses the request is well; one that fails may not be.
             outcome = "COMPLETED" if response.status < 400 else "ABORTED" if response.status < 500 else "FAILED"
             return response
-        except (asyncio.CancelledError, ConnectionResetError):
+        except (asyncio.CancelledError, Gone):
             outcome = "ABORTED"
             raise
         finally:
-            self._book.depart(session, outcome)
+            self._book.depart(session, ticket, outcome, answered=answered)
 
     async def _exchange(self, exchange: _Exchange, session: ProxySession) -> web.StreamResponse:
         deadline = self._book.deadline()
@@ -93,10 +96,12 @@ class Forwarder:
                 limit.allow(None)
                 tap = exchange.tap(answer)
                 response = exchange.begin(answer, session, turn)
-                await response.prepare(exchange.request)
+                with _writing():
+                    await response.prepare(exchange.request)
                 await _pass_on(answer, response, tap, limit, timeouts.idle)
                 usage = tap.usage
-            await response.write_eof()
+            with _writing():
+                await response.write_eof()
         except TimeoutError as error:
             raise _late(exchange.request, response, too_slow(turn.endpoint)) from error
         except aiohttp.ClientError as error:
@@ -150,9 +155,24 @@ async def _pass_on(
         if not chunk:
             break
         if passed := tap.feed(chunk):
-            await response.write(passed)
+            with _writing():
+                await response.write(passed)
     if passed := tap.end():
-        await response.write(passed)
+        with _writing():
+            await response.write(passed)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Tells a client that went away from an engine that did: aiohttp's errors do not."""
+    try:
+        yield
+    except ConnectionResetError as error:
+        raise Gone from error
+
+
+class Gone(Exception):
+    """The client went away."""
 
 
 class Cut(Exception):
@@ -181,6 +201,8 @@ def _sum(connect: float, first_byte: float | None) -> float | None:
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
+        if b"\0" in content[:4]:
+            raise invalid("the body is not UTF-8")
         body = json.loads(content)
     except (ValueError, RecursionError):
         raise invalid("the body is not JSON") from None

@@ -18,10 +18,11 @@ _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade"}
 )  # fmt: skip
-#: What the proxy says itself. Answers are read as they pass, so the engine shall not compress them.
+#: What the proxy says itself. Requests are unpacked as they come in; answers are read as they pass, so the engine shall
+#: not compress them.
 _OWN_UPSTREAM = frozenset(
-    {"host", "content-length", "expect", "accept-encoding", "x-session-end", "x-moorage-token", SESSION.lower(),
-     RANK.lower()}
+    {"host", "content-length", "content-encoding", "expect", "accept-encoding", "x-session-end", "x-moorage-token",
+     SESSION.lower(), RANK.lower()}
 )  # fmt: skip
 _OWN_DOWNSTREAM = frozenset({"content-length", "date", "server", "x-moorage-instance", "x-moorage-session"})
 

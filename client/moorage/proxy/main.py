@@ -9,6 +9,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from moorage import AsyncClient
+from moorage.credentials import is_local
 from moorage.proxy.app import Front
 from moorage.proxy.forward import Forwarder
 from moorage.proxy.identity import Identifier
@@ -69,8 +70,11 @@ async def run(settings: ProxySettings, *, stop: asyncio.Event, on_ready: Callabl
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_LOOK_S):
                     await pool.looked.wait()
-            address = runner.addresses[0]
-            on_ready(f"{address[0]}:{address[1]}")
+            host, port = runner.addresses[0][:2]
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if gate is None and not is_local(address):
+                logger.warning(line("open_to_all", address=address, hint="--require-token-file"))
+            on_ready(address)
             await stop.wait()
             front.draining = True
             logger.info(line("draining", requests=front.active, sessions=len(book), grace_s=settings.grace))

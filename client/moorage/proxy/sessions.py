@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
@@ -85,7 +83,7 @@ class SessionBook:
         self._lease_s = lease_s
         self._sessions: dict[str, ProxySession] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._parting: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -96,7 +94,6 @@ class SessionBook:
         if session is None:
             session = self._sessions[ticket.session_id] = ProxySession(ticket)
         session.active += 1
-        session.ends = session.ends or ticket.ends
         return session
 
     async def place(self, session: ProxySession, ticket: Ticket, deadline: float) -> Turn:
@@ -120,9 +117,13 @@ class SessionBook:
         """Nobody listened at the endpoint of `turn`: the next place() goes elsewhere."""
         session.refused_at = _home(turn)
 
-    def depart(self, session: ProxySession, outcome: OutcomeLike) -> None:
-        """A request is over; with the last one of a session that ends, the session is."""
+    def depart(self, session: ProxySession, ticket: Ticket, outcome: OutcomeLike, *, answered: bool) -> None:
+        """A request is over; with the last one of a session that ends, the session is.
+
+        A request that was not `answered` may come again: it does not end a session that has a name.
+        """
         session.active -= 1
+        session.ends = session.ends or (ticket.ends and (answered or not ticket.named))
         session.idle_since = time.monotonic()
         if session.active:
             return
@@ -168,7 +169,9 @@ class SessionBook:
                     self._forget(session)
                 elif now - session.idle_since >= session.ticket.policy.idle_s - RENEWED_WITHIN * handle.lease_ttl:
                     session.parting = True
-                    self._start(self._part(session, handle))
+                    task = asyncio.create_task(self._part(session, handle))
+                    self._parting.add(task)
+                    task.add_done_callback(self._parting.discard)
 
     async def _part(self, session: ProxySession, handle: AsyncSession) -> None:
         """Ends an idle session, unless another process serves it too: then its lease is renewed although not by us."""
@@ -195,12 +198,12 @@ class SessionBook:
 
     async def close(self, *, leave: bool) -> None:
         """Ends what is still here: left to other processes, or released as ABORTED."""
-        for task in self._tasks:
+        for task in self._parting:
             task.cancel()
         sessions, self._sessions = [*self._sessions.values()], {}
         handles = [session.handle for session in sessions if session.handle is not None]
         ends = [handle.hand_over() if leave else handle.release("ABORTED") for handle in handles]
-        await asyncio.gather(*ends, *self._ending.values(), *self._tasks, return_exceptions=True)
+        await asyncio.gather(*ends, *self._ending.values(), *self._parting, return_exceptions=True)
 
     async def _opened(self, session: ProxySession, ticket: Ticket, deadline: float) -> AsyncSession:
         if (ending := self._ending.get(session.session_id)) is not None:
@@ -232,7 +235,7 @@ class SessionBook:
         look = asyncio.create_task(self._look(ticket.session_id))
         try:
             await handle.__aenter__()
-            found = await look
+            found = await look if handle.managed else None
         finally:
             look.cancel()
         if found is not None and found.HasField("turn"):
@@ -256,15 +259,9 @@ class SessionBook:
     def _end(self, session: ProxySession, outcome: OutcomeLike) -> None:
         self._forget(session)
         assert session.handle is not None
-        task = self._start(_released(session.handle, outcome))
+        task = asyncio.create_task(_released(session.handle, outcome))
         self._ending[session.session_id] = task
         task.add_done_callback(lambda _: self._ending.pop(session.session_id, None))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 async def _released(handle: AsyncSession, outcome: OutcomeLike) -> None:
