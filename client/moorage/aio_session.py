@@ -96,6 +96,14 @@ class AsyncSession(SessionHandle):
         """
         return await self.release(OUTCOME_PAUSED)
 
+    async def hand_over(self) -> None:
+        """Stops renewing the session without releasing it: who admits it next, here or elsewhere, finds it at its home.
+
+        If nobody does, it ends with its lease. The next place() takes it up again.
+        """
+        self._renewer.discard(self._state)
+        await run(flows.hand_over(self._state), self._perform)
+
     async def release(self, outcome: OutcomeLike = "COMPLETED") -> ReleaseResponse | None:
         """Releases the session before the block ends; afterwards the end of the block does nothing.
 

@@ -250,6 +250,13 @@ def _release(state: SessionState, outcome: Outcome.ValueType) -> Flow[None]:
     state.release_answer = answer
 
 
+def hand_over(state: SessionState) -> Flow[None]:
+    """Tells what is left to tell of a session that goes on elsewhere, or ends with its lease. Never fails."""
+    state.finish_turn()
+    if state.has_reports and state.stage is Stage.LIVING:
+        yield from _report(state)
+
+
 def _report(state: SessionState) -> Flow[None]:
     """The last turn's hit signal, which the totals of the release would hide. Best effort."""
     sessions = [item.progress for item in state.collect()]

@@ -76,6 +76,11 @@ class SessionHandle:
         return self._state.stage is Stage.LOST
 
     @property
+    def lease_ttl(self) -> float:
+        """Seconds from a renewal of the lease to its end."""
+        return self._state.lease_ttl
+
+    @property
     def turn(self) -> int | None:
         """Number of the current turn, from 0; None before the first."""
         return self._state.turn_number
@@ -129,6 +134,13 @@ class SessionHandle:
     def tool_wait(self) -> None:
         """The turn is over and the session waits for a tool; its KV stays resident."""
         self.report(phase=PHASE_TOOL_WAIT)
+
+    def resume(self, turn: int) -> None:
+        """Says before the first place() that the session had turns elsewhere: its next one has this number, from 0.
+
+        The hits of a turn count only if its number is above those reported before.
+        """
+        self._state.resume(turn)
 
     def _follow(self) -> None:
         """Renews the session while it lives, and says once that it is unmanaged."""

@@ -257,6 +257,10 @@ class SessionState:
             self._phase = PHASE_RUNNING
             return Turn(turn.number, self.placement, moved, managed)
 
+    def resume(self, turn: int) -> None:
+        """Numbers the next turn `turn`, if it is the first here."""
+        self._usage.first_number = turn
+
     def finish_turn(self) -> None:
         """Ends the current turn."""
         with self._lock:

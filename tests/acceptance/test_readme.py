@@ -11,15 +11,21 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import promql_parser
 import pytest
+import yaml
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from moorage.cli.options import duration
+from moorage.cli.proxy import proxy as proxy_command
+from moorage.proxy.rules import Rules
 from moorage.v1 import inspector_pb2 as ipb
 from moorage_server.api.callers import Rate
 from moorage_server.runtime.credentials import read_callers
@@ -27,6 +33,7 @@ from moorage_server.runtime.security_settings import AuthSettings
 from moorage_server.runtime.settings_sources import environment_variables, load_settings
 from tests.conftest import RedisServer
 from tests.integration.engines import Engines, ReplayedEngine
+from tests.integration.openai_engine import OpenAIEngine, beating
 from tests.integration.processes import PATIENCE_S, Server, environment, eventually, moorage
 from tests.unit.server.exposed import served
 
@@ -80,6 +87,8 @@ def test_the_blocks_are_there() -> None:
         "make",
         "serve",
         "python",
+        "proxy",
+        "proxyyaml",
         "grpcurl",
         "observe",
         "cli",
@@ -161,6 +170,45 @@ def test_the_python_block(server: Server) -> None:
     pool = server.api.inspector.GetPool(ipb.GetPoolRequest(), timeout=PATIENCE_S)
     assert dict(pool.completed_by_class) == {"agentic": 8}
     assert (pool.active_sessions, pool.held_sessions) == (0, 0)
+
+
+def _proxy(flags: list[str]) -> tuple[subprocess.Popen[str], str]:
+    """A running proxy, and its URL."""
+    command = [sys.executable, "-m", "moorage.cli.main", "proxy", *flags]
+    process = subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().split(" on ")[1].split(",")[0]
+
+
+async def test_the_proxy_block(tmp_path: Path) -> None:
+    proxy, curl = (shlex.split(line) for line in BLOCKS["proxy"].replace("\\\n", " ").splitlines())
+    assert (proxy[:2], curl[0]) == (["moorage", "proxy"], "curl")
+    running, engine = Server.start(tmp_path / "serve.log", "--embedded"), OpenAIEngine("engine-0")
+    swapped = {ADDRESS: running.address, "127.0.0.1:8080": "127.0.0.1:0"}
+    process, url = _proxy([swapped.get(part, part) for part in proxy[2:]])
+    try:
+        values = [value for flag, value in pairwise(curl) if flag == "-H"]
+        headers = dict(value.split(": ") for value in values)
+        async with beating(running, "default", engine), aiohttp.ClientSession() as http:
+            target = curl[1].replace("http://127.0.0.1:8080", url)
+            async with http.post(target, headers=headers, data=curl[curl.index("-d") + 1]) as answer:
+                assert (answer.status, answer.headers["X-Moorage-Session"]) == (200, "s-1")
+            async with http.post(f"{url}/finish_session?session_id=s-1") as answer:
+                assert (await answer.json())["released"] is True
+    finally:
+        process.kill()
+        process.communicate()
+        running.end()
+
+
+def test_the_rules_of_the_proxy() -> None:
+    content = yaml.safe_load(BLOCKS["proxyyaml"])
+    rules = Rules.parse(content, duration=duration)
+    assert rules.class_of("/v1/chat/completions", "judge-7b", {}) == "judge"
+    assert rules.class_of("/v1/completions", "main", {"X-Team": "math-2"}) == "rlvr"
+    assert rules.class_of("/v1/completions", "main", {}) == "agentic"
+    assert (rules.policy_of("agentic").idle_s, rules.policy_of("judge").single_turn) == (600, True)
+    assert {"session_fields", "default_class"} <= {parameter.name for parameter in proxy_command.params}
 
 
 def test_the_grpcurl_block(server: Server) -> None:

@@ -19,6 +19,7 @@ from moorage.cli.heartbeat import heartbeat
 from moorage.cli.options import VerbGroup
 from moorage.cli.ping import ping
 from moorage.cli.place import place
+from moorage.cli.proxy import proxy
 from moorage.cli.release import release
 from moorage.cli.serve import serve
 from moorage.cli.top import top
@@ -46,7 +47,7 @@ def cli() -> None:
 
 
 for _verb in (
-    serve, collect, ping, get, describe, explain, watch, top, admit, place, release, heartbeat, config,
+    serve, collect, proxy, ping, get, describe, explain, watch, top, admit, place, release, heartbeat, config,
     operate.cordon, operate.uncordon, operate.drain, operate.evict, operate.weights, completion,
 ):  # fmt: skip
     cli.add_command(_verb)

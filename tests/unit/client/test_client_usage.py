@@ -40,3 +40,9 @@ def test_every_finished_turn_is_taken_once_in_order() -> None:
     log.put_back(first)
     assert [turn.cached_tokens for turn in log.take(10)] == [1, 2, 3]
     assert not log.has_unreported
+
+
+def test_a_session_that_had_turns_elsewhere_goes_on_counting() -> None:
+    log = UsageLog()
+    log.first_number = 3
+    assert [log.begin().number, log.begin().number] == [3, 4]

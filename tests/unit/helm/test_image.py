@@ -80,11 +80,11 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         assert _ignored(left_out), left_out
 
 
-def test_the_extra_that_is_installed_exists() -> None:
+def test_the_extras_that_are_installed_exist() -> None:
     ((requirement,),) = ([words[-1]] for name, words in BUILD if name == "RUN" and "install" in words)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert requirement == ".[server]"
-    assert "server" in project["optional-dependencies"]
+    assert requirement == ".[proxy,server]"
+    assert {"proxy", "server"} <= project["optional-dependencies"].keys()
     low = int(project["requires-python"].removeprefix(">=3."))
     (version,) = re.findall(r"^ARG PYTHON_VERSION=3\.(\d+)$", TEXT, re.MULTILINE)
     assert int(version) >= low
