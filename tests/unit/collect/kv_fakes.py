@@ -1,6 +1,8 @@
 """Batches of KV events, and an engine's publisher of them."""
 
 import asyncio
+import random
+import socket
 from collections.abc import Iterable, Sequence
 
 import msgpack
@@ -125,3 +127,16 @@ def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
     socket.bind(f"tcp://127.0.0.1:{port or '*'}")
     endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return int(endpoint.rpartition(":")[2])
+
+
+def free_pair() -> int:
+    """A port that is free together with the next one, outside of those that the system gives to anybody who asks."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        try:
+            for number in (port, port + 1):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", number))
+        except OSError:
+            continue
+        return port

@@ -16,7 +16,7 @@ from moorage.collect.kv_subscriber import open_context
 from moorage.collect.runner import CollectorSettings, run
 from moorage.hashes import prefix_hashes
 from tests.unit.collect.fakes import FakeEngine, FakeScheduler, StartEngine, crafted, hang, recording
-from tests.unit.collect.kv_fakes import CLEARED, FakePublisher, batch, removed, stored
+from tests.unit.collect.kv_fakes import CLEARED, FakePublisher, batch, free_pair, removed, stored
 
 BLOCK = 32
 PROMPT = list(range(4 * BLOCK))
@@ -285,7 +285,7 @@ async def test_a_cleared_cache_of_an_idle_engine_is_doubted(
 async def test_an_engine_that_connects_to_us(
     start_engine: StartEngine, scheduler: FakeScheduler, publish: StartPublisher
 ) -> None:
-    address = f"tcp://127.0.0.1:{(await publish(replay_port=None)).port + 1}"
+    address = f"tcp://127.0.0.1:{free_pair()}"
     publisher = await publish(connect=address)
     config = {"publisher": "zmq", "endpoint": address, "topic": "kv-events"}
     config["replay_endpoint"] = f"tcp://*:{publisher.replay_port}"
@@ -324,7 +324,7 @@ async def test_addresses_from_the_command_line_and_instances_without_events(
 async def test_ranks_have_caches_of_their_own(
     start_engine: StartEngine, scheduler: FakeScheduler, publish: StartPublisher
 ) -> None:
-    first = await publish(topic=b"", replay_port=None)
+    first = await publish(topic=b"", replay_port=None, port=free_pair())
     ports = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": first.port, "topic": "", "dp_size": 2}
     second = await publish(topic=b"", replay_port=None, port=first.port + 1)
     page = crafted("two_ranks.txt")
