@@ -97,9 +97,9 @@ class FakePublisher:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for socket in (self._pub, self._router):
-            if socket is not None:
-                socket.close(linger=0)
+        for end in (self._pub, self._router):
+            if end is not None:
+                end.close(linger=0)
 
     async def _answer(self) -> None:
         assert self._router is not None
