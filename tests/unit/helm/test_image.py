@@ -83,8 +83,8 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 def test_the_extra_that_is_installed_exists() -> None:
     ((requirement,),) = ([words[-1]] for name, words in BUILD if name == "RUN" and "install" in words)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert requirement == ".[server]"
-    assert "server" in project["optional-dependencies"]
+    assert requirement == ".[proxy,server]"
+    assert {"proxy", "server"} <= set(project["optional-dependencies"])
     low = int(project["requires-python"].removeprefix(">=3."))
     (version,) = re.findall(r"^ARG PYTHON_VERSION=3\.(\d+)$", TEXT, re.MULTILINE)
     assert int(version) >= low
