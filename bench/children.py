@@ -4,16 +4,20 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 
 TAIL_LINES = 20
 STOP_SECONDS = 20.0
 KILL_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class Child:
@@ -97,3 +101,15 @@ def cancel_on_sigterm() -> None:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def measured(work: Coroutine[Any, Any, T]) -> T:
+    """Run a measurement; where there is nothing to show, end the process with a line that says why, and 1 or 130."""
+    try:
+        return asyncio.run(work)
+    except (RuntimeError, TimeoutError, httpx.TransportError) as error:
+        print(f"error: {str(error) or 'an engine was not ready in time'}", file=sys.stderr)
+        raise SystemExit(1) from error
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        print("stopped, nothing measured", file=sys.stderr)
+        raise SystemExit(130) from stop

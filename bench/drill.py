@@ -21,7 +21,7 @@ import httpx
 
 from bench import control_plane, drill_report, engines
 from bench.backends import VllmBackend
-from bench.children import Child, cancel_on_sigterm
+from bench.children import Child, cancel_on_sigterm, measured
 from bench.drill_report import Exercise, Log, Moment
 from bench.moorage_router import MoorageRouter
 from bench.player import PlayConfig, Player
@@ -242,14 +242,7 @@ def main() -> int:
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
-        book = asyncio.run(run(options))
-    except (RuntimeError, TimeoutError, httpx.TransportError) as error:
-        print(f"error: {str(error) or 'an engine was not ready in time'}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("stopped, nothing measured", file=sys.stderr)
-        return 130
+    book = measured(run(options))
     text = "\n".join(drill_report.markdown(book)) + "\n"
     print(text)
     if options.out is not None:

@@ -5,7 +5,6 @@ control plane, a Redis and its collector run as children for the time of the run
 """
 
 import argparse
-import asyncio
 import logging
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import httpx
 
 from bench import control_plane, report
 from bench.backends import VllmBackend
-from bench.children import cancel_on_sigterm
+from bench.children import cancel_on_sigterm, measured
 from bench.moorage_router import MoorageRouter
 from bench.player import PlayConfig, Player, RunRecord
 from bench.routers import LeastLoadedRouter, Router, StickyRouter
@@ -139,14 +138,7 @@ def main() -> int:
     """Play, print, write; return the exit code."""
     options = parse()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        run = asyncio.run(play(options))
-    except (RuntimeError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("stopped, nothing measured", file=sys.stderr)
-        return 130
+    run = measured(play(options))
     summary = summarise(run, options.warmup, options.block_size)
     print(report.table_header())
     print(report.table_row(name_of(vars(options)), summary))

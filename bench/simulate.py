@@ -26,6 +26,7 @@ from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
 from moorage_server.core.config import INFER_OFF, INFERENCES, ClassConfig, PoolConfig
 from moorage_server.core.view import Ask
+from moorage_server.runtime import arrivals
 from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.tasks import end
@@ -98,7 +99,7 @@ class _Session:
             max_context_tokens=self._router.max_context,
         )
         while self._placed is None:
-            arrival = desk.arrival(ask, await desk.view(), request=Request(), lease_ttl_ms=600_000)
+            arrival = arrivals.arrival(ask, await desk.view(), request=Request(), lease_ttl_ms=600_000)
             result, _ = await desk.admit(arrival, max_wait_s=30.0)
             self._placed = result if isinstance(result, Placed) else None
         return self

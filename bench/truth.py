@@ -21,7 +21,7 @@ import numpy as np
 
 from bench import real
 from bench.backends import Backend, Completion, OnTokens, VllmBackend
-from bench.children import cancel_on_sigterm
+from bench.children import cancel_on_sigterm, measured
 from bench.player import PlayConfig, Player, RunRecord
 from bench.workload import Workload, WorkloadConfig
 from moorage import PrefixHasher
@@ -199,14 +199,7 @@ def main() -> int:
     """Play, print; return the exit code."""
     options = real.parse([*sys.argv[1:], "--router", "moorage"])
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        samples = asyncio.run(play(options))
-    except (RuntimeError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("stopped, nothing measured", file=sys.stderr)
-        return 130
+    samples = measured(play(options))
     if not samples:
         print("error: no moment could be weighed", file=sys.stderr)
         return 1

@@ -171,10 +171,11 @@ def is_local(target: str) -> bool:
         return True
     if scheme in ("dns", "ipv4", "ipv6", "passthrough") and colon and not rest.isdecimal():
         target = rest.rpartition("/")[2]
-    return all(_is_loopback(address) for address in target.split(","))
+    return all(is_loopback(address) for address in target.split(","))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address, HOST:PORT with an IPv6 host in brackets, is one that only this machine reaches."""
     host = address[1:].partition("]")[0] if address.startswith("[") else address.partition(":")[0]
     if host == "localhost":
         return True

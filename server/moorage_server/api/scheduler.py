@@ -17,6 +17,7 @@ from moorage_server.core.config import OBSERVE
 from moorage_server.core.prefixes import most_hashes
 from moorage_server.core.view import Ask, Pool
 from moorage_server.errors import InvalidField
+from moorage_server.runtime import arrivals
 from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.prefixes import pack
@@ -62,7 +63,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         view = await desk.view()
         ask = _ask(request)
         ttl_s = to_seconds(request.lease_ttl) if request.HasField("lease_ttl") else view.config.lease_ttl_s
-        arrival = desk.arrival(
+        arrival = arrivals.arrival(
             ask,
             view,
             request=identity(request),
@@ -95,8 +96,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             identity(request),
             request.session_id,
             request.lease_token,
-            request.turn if request.HasField("turn") else None,
-            request.prompt_tokens if request.HasField("prompt_tokens") else None,
+            _known(request, "turn"),
+            _known(request, "prompt_tokens"),
             _wait_s(request, context),
             request.prefix_hashes,
         )
@@ -120,7 +121,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request.session_id,
             request.lease_token,
             _OUTCOMES[request.outcome],
-            usage.context_tokens if usage.HasField("context_tokens") else None,
+            _known(usage, "context_tokens"),
         )
         response = pb.ReleaseResponse(released=not result.over)
         if result.duration_ms is not None:
@@ -174,12 +175,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 item.incarnation,
                 item.sequence,
                 _state(item),
-                item.block_size if item.HasField("block_size") else None,
+                _known(item, "block_size"),
                 kept.SerializeToString(),
                 _age_ms(item),
                 item.weight_version,
                 policy_version_of(item.weight_version),
-                item.cache_epoch if item.HasField("cache_epoch") else None,
+                _known(item, "cache_epoch"),
             ),
         )
         ack.accepted = status in ("OK", "NEW")
@@ -253,19 +254,21 @@ def _would_hold(view: Pool, verdict: Verdict) -> pb.Hold:
 
 
 def _ask(request: pb.AdmitRequest) -> Ask:
-    def known(name: Any) -> Any:
-        return getattr(request, name) if request.HasField(name) else None
-
     return Ask(
         request.session_id,
         request.workload_class,
         request.group_id,
-        known("policy_version"),
-        known("prompt_tokens"),
-        known("expected_output_tokens"),
-        known("max_context_tokens"),
-        known("expected_turns"),
+        _known(request, "policy_version"),
+        _known(request, "prompt_tokens"),
+        _known(request, "expected_output_tokens"),
+        _known(request, "max_context_tokens"),
+        _known(request, "expected_turns"),
     )
+
+
+def _known(message: Any, name: str) -> Any:
+    """A field with presence; None where the caller did not say."""
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def _wait_s(request: pb.AdmitRequest | pb.PlaceRequest, context: Any) -> float:
@@ -302,17 +305,14 @@ def _fill_ack(ack: pb.SessionAck, renewed: Renewed, token: str) -> None:
 
 
 def _progress(item: pb.SessionProgress) -> Progress:
-    def known(name: Any) -> Any:
-        return getattr(item, name) if item.HasField(name) else None
-
     return Progress(
         item.session_id,
         item.lease_token,
         _PHASES.get(item.phase, ""),
-        known("turn"),
-        known("context_tokens"),
-        known("cached_tokens"),
-        known("output_tokens"),
+        _known(item, "turn"),
+        _known(item, "context_tokens"),
+        _known(item, "cached_tokens"),
+        _known(item, "output_tokens"),
     )
 
 

@@ -120,12 +120,13 @@ def _too_stale(pool: Pool, ask: Ask) -> tuple[str, str] | None:
 
     Asked again at every try, so that versions that pass while it waits count as well.
     """
-    newest, lag = pool.policy_version, pool.config.max_policy_lag
-    if lag is None or newest is None or ask.policy_version is None or ask.homeless:
+    lag = pool.config.max_policy_lag
+    if lag is None or ask.policy_version is None or ask.homeless:
+        return None
+    newest = pool.policy_version
+    if newest is None or newest - ask.policy_version <= lag:
         return None
     behind = newest - ask.policy_version
-    if behind <= lag:
-        return None
     detail = f"policy version {ask.policy_version} is {behind} behind {newest}, at most {lag} are allowed"
     return STALENESS_LIMIT, detail
 
@@ -198,7 +199,8 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
     shut = closed(pool)
     if shut is not None:
         return Verdict(ask, *shut)
-    usable = [i for i in pool.alive() if i.open]
+    alive = pool.alive()
+    usable = [i for i in alive if i.open]
     growth = estimates.growth_of(pool, ask.workload_class)
     booked = forecast.tokens_to_book(ask, growth)
     asks_of = cache(partial(forecast.newcomer, ask, growth))
@@ -214,7 +216,7 @@ def try_place(pool: Pool, ask: Ask) -> Verdict:
             reason, detail = why, numbers
     if found:
         return Verdict(ask, "", "", tuple(found))
-    shut_out = [i.label for i in pool.alive() if not i.open]
+    shut_out = [i.label for i in alive if not i.open]
     others = f"; {len(shut_out)} more take nobody now, such as {shut_out[0]}" if shut_out else ""
     return Verdict(ask, reason, detail + others)
 

@@ -110,6 +110,11 @@ def read(samples: list[Sample]) -> Reading:
     )
 
 
+def deaf(brake: Brake) -> bool:
+    """Whether no session has reported a turn for so long that the engine's own counters are listened to."""
+    return brake.heard_s is None or brake.samples[-1].at_s - brake.heard_s > DEAF_S
+
+
 def settle(brake: Brake, sample: Sample) -> Brake:
     """The brake after weights or cache changed: what was learnt of hits is void, what it holds back stays."""
     return Brake(
@@ -132,7 +137,7 @@ def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, 
     why = ""
     if reading.continuation is not None:
         why = _listen_to_turns(after, brake, reading, healthy_hit_rate, calm)
-    elif reading.raw is not None and (after.heard_s is None or sample.at_s - after.heard_s > DEAF_S):
+    elif reading.raw is not None and deaf(after):
         why = _listen_to_engine(after, brake, reading.raw)
     after.waiting = brake.waiting + 1 if sample.waiting else 0
     if reading.preempted > 0:

@@ -83,13 +83,10 @@ class Watched:
         age_s = max(0.0, pool.age_s(instance))
         brake, reading = self.brake, pressure.read(self.brake.samples)
 
-        def seen(value: float | None) -> float | None:
-            return None if value is None else age_s
-
         def signal(name: str, value: float | None, detail: str) -> Signal:
-            return name, value, seen(value), detail
+            return name, value, None if value is None else age_s, detail
 
-        by_engine = reading.raw is not None and reading.continuation is None and _deaf(brake)
+        by_engine = reading.raw is not None and reading.continuation is None and pressure.deaf(brake)
         reference = "" if brake.healthy_raw is None else f", healthy is {brake.healthy_raw:.2f}"
         gap = f"times a gap of {gap_s:.2f} s is kept free"
         return (
@@ -142,11 +139,6 @@ def of(watched: Watched | None, instance: Instance) -> Watched:
 
 def _number(value: int | None) -> float | None:
     return None if value is None else float(value)
-
-
-def _deaf(brake: Brake) -> bool:
-    """Whether no session has reported a turn for so long that the engine's own counters are listened to."""
-    return brake.heard_s is None or brake.samples[-1].at_s - brake.heard_s > pressure.DEAF_S
 
 
 def _calm(instance: Instance, config: PoolConfig) -> bool:

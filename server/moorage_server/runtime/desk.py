@@ -456,10 +456,6 @@ class Desk:
             waiter.answer.set_exception(_left_queue(session_id))
         return result
 
-    def arrival(self, ask: Ask, view: Pool, **rest: Any) -> Arrival:
-        """The arrival of ``ask`` under the class in force."""
-        return arrivals.arrival(ask, view, **rest)
-
 
 def _left_queue(session_id: str) -> WrongState:
     return WrongState(f"session {session_id!r} was released while it waited", {"session_id": session_id})

@@ -7,13 +7,13 @@ The defaults of a pool are the core's.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from moorage.credentials import is_loopback
 from moorage_server import limits
 from moorage_server.core import config as core
 from moorage_server.runtime.redaction import mask_url
@@ -274,13 +274,7 @@ class Settings(Section):
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        host = self.listen.rpartition(":")[0].strip("[]")
-        if host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.listen)
 
     @property
     def exposed(self) -> bool:
