@@ -55,6 +55,8 @@ def virtual_store_clock() -> Iterator[None]:
     with (
         patch("fakeredis.commands_mixins.server_mixin.time", shim),
         patch("fakeredis._helpers.time", shim),
+        # Its databases take the time of each command here: keys, and so leases, expire by it.
+        patch("fakeredis._socket._base.time", shim),
     ):
         yield
 
