@@ -141,6 +141,13 @@ class VllmBackend:
     ) -> None:
         await self._client.aclose()
 
+    async def running(self) -> int:
+        """Return how many requests the server has in hand, waiting ones included."""
+        response = await self._client.get("/metrics")
+        response.raise_for_status()
+        gauges = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+        return sum(int(float(line.split()[-1])) for line in response.text.splitlines() if line.startswith(gauges))
+
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache (development endpoint); RuntimeError where the server refuses."""
         response = await self._client.post("/reset_prefix_cache")
@@ -148,10 +155,10 @@ class VllmBackend:
         if not response.json().get("success", True):
             raise RuntimeError(f"{self.url} would not reset its prefix cache: requests are running")
 
-    async def complete(
-        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
-    ) -> Completion:
-        """See `Backend.complete`; httpx.HTTPError where the server fails, RuntimeError where its answer falls short."""
+    def request(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return headers and body of a completion request."""
         body = {
             "model": self.model,
             "prompt": list(prompt),
@@ -162,9 +169,15 @@ class VllmBackend:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return {"X-Request-Id": request_id}, body
+
+    async def complete(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
+    ) -> Completion:
+        """See `Backend.complete`; httpx.HTTPError where the server fails, RuntimeError where its answer falls short."""
+        headers, body = self.request(request_id, prompt, output_tokens)
         tokens: list[int] = []
         cached: int | None = None
-        headers = {"X-Request-Id": request_id}
         async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             if response.is_error:
                 await response.aread()
