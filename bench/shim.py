@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import cast
 from urllib.parse import urlsplit
 
 import uvloop
@@ -95,8 +96,8 @@ class _Client(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self._connecting = asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:

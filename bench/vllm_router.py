@@ -99,7 +99,7 @@ def vllm_router(executable: Path, name: str, engines: Sequence[str], capacity_to
         port = free_port()
         command = [str(executable), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers]
         command += ["--worker-startup-check-interval", "1", "--prometheus-port", str(free_port())]
-        command += ["--log-level", "warning", *flags]
+        command += ["--log-level", "error", *flags]
         router = stack.enter_context(running("vllm-router", command, logs / "vllm-router.log"))
         url = f"http://127.0.0.1:{port}"
         wait_healthy(router, f"{url}/health", READY_SECONDS)
