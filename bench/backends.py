@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from bench.emulator import EmulatedEngine
 
@@ -141,12 +143,11 @@ class VllmBackend:
     ) -> None:
         await self._client.aclose()
 
-    async def running(self) -> int:
-        """Return how many requests the server has in hand, waiting ones included."""
+    async def metrics(self) -> list[Sample]:
+        """Return what the server's metrics page shows."""
         response = await self._client.get("/metrics")
         response.raise_for_status()
-        gauges = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-        return sum(int(float(line.split()[-1])) for line in response.text.splitlines() if line.startswith(gauges))
+        return [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
 
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache (development endpoint); RuntimeError where the server refuses."""

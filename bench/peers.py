@@ -32,6 +32,8 @@ from bench.workload import Workload, WorkloadConfig
 
 IDLE_TRIES, IDLE_PAUSE_S = 120, 0.5
 
+REQUESTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
 DEFAULT_CAPS: Mapping[str, tuple[int | None, ...]] = {
     "cache_aware": (12, 16, 24),
     "cache_aware_balanced": (12, 16, 24),
@@ -194,7 +196,7 @@ async def _play(options: argparse.Namespace, run: Run, urls: Sequence[str]) -> t
     async with AsyncExitStack() as stack:
         direct = [await stack.enter_async_context(VllmBackend(url, options.model)) for url in urls]
         for engine in direct:
-            await _empty(engine)
+            await _prepare(engine, settings(options, run)["blocks"])
         router, backends = await _peer(options, run, direct, stack)
         workload = Workload(WorkloadConfig(), run.seed)
         bounds = PlayConfig(live=options.live, duration_s=options.duration)
@@ -203,14 +205,18 @@ async def _play(options: argparse.Namespace, run: Run, urls: Sequence[str]) -> t
         return record, meter.seconds()
 
 
-async def _empty(engine: VllmBackend) -> None:
-    """Wait until an engine is idle, and empty its prefix cache; RuntimeError where either does not come about."""
+async def _prepare(engine: VllmBackend, blocks: int) -> None:
+    """Wait until an engine is idle, and empty its prefix cache; RuntimeError if it does not come to that."""
     for _ in range(IDLE_TRIES):
-        if not await engine.running():
+        samples = await engine.metrics()
+        if not sum(sample.value for sample in samples if sample.name in REQUESTS):
             break
         await asyncio.sleep(IDLE_PAUSE_S)
     else:
         raise RuntimeError(f"{engine.url} was not idle within {IDLE_TRIES * IDLE_PAUSE_S:.0f} s: who else uses it?")
+    found = [sample.labels["num_gpu_blocks"] for sample in samples if sample.name == "vllm:cache_config_info"]
+    if found != [str(blocks)]:
+        raise RuntimeError(f"{engine.url} has {' and '.join(found) or 'no'} KV blocks, and {blocks} are asked for")
     await engine.reset_prefix_cache()
 
 

@@ -1,11 +1,14 @@
 """The comparison with the peers: its options, its order, what it takes up."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench import peers
+from bench.backends import VllmBackend
 from bench.peers import Run
 
 DIRECTORIES = ["--vllm-dir", "v", "--serve-script", "s.sh", "--out", "out"]
@@ -64,3 +67,41 @@ def test_a_finished_run_is_taken_up_only_with_the_same_settings(tmp_path: Path) 
     assert "run" not in found
     with pytest.raises(RuntimeError, match="other settings"):
         peers.kept(peers.parse([*DIRECTORIES[:4], "--out", str(tmp_path), "--duration", "60"]), run)
+
+
+class Engine(VllmBackend):
+    """An engine whose metrics page shows so many requests, page by page."""
+
+    def __init__(self, running: list[int], blocks: int = 768) -> None:
+        self._running = running
+        self._blocks = blocks
+        self.resets = 0
+        super().__init__("http://e", "m", transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/reset_prefix_cache":
+            self.resets += 1
+            return httpx.Response(200, json={})
+        running = self._running.pop(0) if len(self._running) > 1 else self._running[0]
+        return httpx.Response(
+            200,
+            text=f'vllm:num_requests_running{{engine="0"}} {running}.0\nvllm:num_requests_waiting{{engine="0"}} 0.0\n'
+            f'vllm:cache_config_info{{engine="0",num_gpu_blocks="{self._blocks}"}} 1.0\n',
+        )
+
+
+def test_an_engine_is_emptied_once_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "IDLE_PAUSE_S", 0.0)
+    engine = Engine([2, 1, 0])
+    asyncio.run(peers._prepare(engine, 768))
+    assert engine.resets == 1
+
+
+def test_an_engine_that_others_use_or_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "IDLE_PAUSE_S", 0.0)
+    busy = Engine([1])
+    with pytest.raises(RuntimeError, match="who else"):
+        asyncio.run(peers._prepare(busy, 768))
+    with pytest.raises(RuntimeError, match="has 6000 KV blocks, and 768 are asked for"):
+        asyncio.run(peers._prepare(Engine([0], blocks=6000), 768))
+    assert busy.resets == 0
