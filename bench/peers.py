@@ -107,6 +107,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--caps: {error}")
     if stray := given.keys() - set(options.peers):
         parser.error(f"--caps for peers that do not play: {', '.join(sorted(stray))}")
+    if peers_report.SUBJECT in given:
+        parser.error(f"--caps: {peers_report.SUBJECT} admits by itself")
     if not 0 <= options.warmup < options.duration:
         parser.error(f"--warmup is {options.warmup:g}, and must be shorter than --duration, {options.duration:g}")
     options.caps = {peer: given.get(peer, DEFAULT_CAPS[peer]) for peer in options.peers}

@@ -44,6 +44,7 @@ def test_caps_are_given_by_peer() -> None:
         (["--caps", "program=0"], "below 1"),
         (["--caps", "program=many"], "many"),
         (["--peers", "moorage", "--caps", "program=8"], "do not play: program"),
+        (["--caps", "moorage=8"], "admits by itself"),
         (["--duration", "30"], "--warmup is 45"),
     ],
 )
