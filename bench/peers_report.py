@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.cpu import ELSEWHERE
 from bench.report import MIN_STEADY_SAMPLES, UNKNOWN
 
 SUBJECT, BOUND = "moorage", "unlimited"
@@ -72,7 +73,8 @@ def line(document: Mapping[str, Any]) -> str:
     return (
         f"  {row.rate:.1f} samples/min, continuations hit {_number(row.continuation_hits, '.3f')}, "
         f"mixture {_number(row.deviation, '.1f')} points off, {row.failed} failed, "
-        f"engines used {sum(used for name, used in row.cores.items() if name.startswith('engine')):.2f} cores"
+        f"cores: engines {sum(used for name, used in row.cores.items() if name.startswith('engine')):.2f}, "
+        f"others' work {row.cores[ELSEWHERE]:.2f}"
     )
 
 
@@ -95,7 +97,8 @@ def markdown(documents: Sequence[Mapping[str, Any]], command: str) -> str:
     ratios = ratios_at_best(results)
     if ratios:
         lines += ["## Ratios", "", *_ratios(ratios), "", "## Targets", "", *_targets(results, ratios), ""]
-    lines += ["## CPU", "", "Cores used, mean over runs.", "", *_cpu(results)]
+    lines += ["## CPU", ""]
+    lines += [f"Cores used, mean over runs; `{ELSEWHERE}` is what the machine did for others.", "", *_cpu(results)]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ def document(peer: str, cap: int | None, seed: int, rate: float, **changes: Any)
             "outcomes": {"completed": 50, "failed": 2},
             "holds": {"rlhf": {"p95": changes.get("hold", 10.0)}, "rlvr": {"p95": 20.0}},
         },
-        "cpu_seconds": {"player": 20.0, "engine 8101": 90.0, "engine 8102": 80.0},
+        "cpu_seconds": {"player": 20.0, "engine 8101": 90.0, "engine 8102": 80.0, "elsewhere": 5.0},
     }
 
 
@@ -64,7 +64,7 @@ def test_the_report_marks_what_is_reached_and_what_is_not() -> None:
     row = next(line for line in lines if line.startswith("| cache_aware | 12 |"))
     assert row.split(" | ")[2:4] == ["2", "42.5 (40.0 to 45.0)"]
     assert row.endswith("| 0.50 (0.50 to 0.50) | rlhf 10.0, rlvr 20.0 | 4 |")
-    assert "| moorage | live | 0.20 | 1.70 |" in lines
+    assert "| moorage | live | 0.20 | 1.70 | 0.05 |" in lines
 
 
 def test_without_moorage_there_are_no_ratios() -> None:
@@ -88,3 +88,11 @@ def test_the_interval_is_students() -> None:
     assert peers_report.interval([1.0, 2.0]) is None
     low, high = peers_report.interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
     assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+
+
+def test_a_run_on_one_line_says_what_others_did_meanwhile() -> None:
+    line = peers_report.line(document("moorage", None, 1, 90.0))
+    assert line == (
+        "  90.0 samples/min, continuations hit 0.980, mixture 1.0 points off, 2 failed, "
+        "cores: engines 1.70, others' work 0.05"
+    )
