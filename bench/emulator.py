@@ -18,11 +18,11 @@ from moorage.v1 import scheduler_pb2
 class CostModel:
     """Duration of a step, in seconds; the defaults are those of the CPU engine with the tiny model on one core."""
 
-    step_overhead_s: float = 0.001_6
-    prefill_token_s: float = 0.000_03
+    step_overhead_s: float = 0.000_5
+    prefill_token_s: float = 0.000_06
     prefill_context_s: float = 1.1e-8
     """Per computed prompt token and token of context before it: attention makes long prompts dearer."""
-    decode_seq_s: float = 0.000_16
+    decode_seq_s: float = 0.000_7
     decode_context_s: float = 2.6e-7
     """Per token of context that a decoding sequence reads."""
 
