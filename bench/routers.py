@@ -64,10 +64,14 @@ class Loads:
     def take_least(self) -> str:
         """Count one more on the least loaded engine and return it."""
         engine = min(self.counts, key=lambda name: (self.counts[name], self._last_taken[name]))
+        self.take(engine)
+        return engine
+
+    def take(self, engine: str) -> None:
+        """Count one more on an engine."""
         self._taken += 1
         self._last_taken[engine] = self._taken
         self.counts[engine] += 1
-        return engine
 
     def give_back(self, engine: str) -> None:
         """Count one less."""

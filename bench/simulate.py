@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 from bench import report, virtual_time
 from bench.backends import EmulatedBackend
+from bench.cache_aware import CacheAwareRouter
 from bench.control_plane import PRIOR_SAMPLE
 from bench.emulator import EmulatedEngine, EngineConfig
 from bench.player import PlayConfig, Player, RunRecord
-from bench.routers import LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
+from bench.routers import BoundedRouter, LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
 from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
 from moorage_server.core.config import INFER_OFF, INFERENCES, ClassConfig, PoolConfig
@@ -162,7 +163,7 @@ async def send_snapshots(store: Store, engines: Mapping[str, EmulatedBackend]) -
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulated run: `router` is moorage's policy name, or sticky or least-loaded."""
+    """One simulated run: `router` is moorage's policy name, or sticky, cache-aware or least-loaded."""
 
     router: str
     cap: int | None = None
@@ -199,6 +200,10 @@ async def play(case: Case) -> RunRecord:
         router: Router
         if case.router == "sticky":
             router = StickyRouter(list(backends), case.cap)
+        elif case.router == "cache-aware":
+            router = BoundedRouter(
+                CacheAwareRouter(list(backends)), None if case.cap is None else case.cap * case.engines
+            )
         elif case.router == "least-loaded":
             router = LeastLoadedRouter(list(backends))
         else:
@@ -223,7 +228,9 @@ def run(case: Case) -> RunRecord:
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
-    parser.add_argument("routers", nargs="+", metavar="ROUTER", help="static session misa misa-t sticky least-loaded")
+    parser.add_argument(
+        "routers", nargs="+", metavar="ROUTER", help="static session misa misa-t sticky cache-aware least-loaded"
+    )
     parser.add_argument("--cap", type=int, help="sessions per engine of static and sticky")
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=768)

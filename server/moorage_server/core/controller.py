@@ -195,7 +195,8 @@ def _rule(
     allocation = watched.allocation or 0.0
     budget = forecast.budget(capacity, allocation, gap_s, brake.factor) if capacity is not None else 0
     demand = _demand(pool, instance)
-    cap = _cap(config, instance, budget, demand, published)
+    room = int((capacity or 0) * brake.factor) if config.reference_caps else budget
+    cap = _cap(config, instance, room, demand, published)
     table = _quotas(config, capacity, demand, published)
     rate = instance.prefill_rate or placement.UNKNOWN_PREFILL_RATE
     drained = int(rate * elapsed_s / instance.block_size)
@@ -231,7 +232,7 @@ def _demand(pool: Pool, instance: Instance) -> dict[str, float]:
 def _cap(
     config: PoolConfig, instance: Instance, budget: int, demand: Mapping[str, float], published: Mapping[str, Published]
 ) -> int:
-    """K_w. Adaptive: what the budget holds of the demand's mean footprint; moves by bounded steps."""
+    """K_w. Adaptive: what ``budget`` holds of the demand's mean footprint; moves by bounded steps."""
     least, most = config.min_sessions_per_instance, config.max_sessions_per_instance
     if config.policy == cfg.STATIC or not instance.total_blocks:
         return pressure.move_cap(instance.cap, config.static_cap, least=least, most=most)
