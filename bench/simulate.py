@@ -7,6 +7,8 @@ clock is the virtual one. Ten minutes of rollouts play in about one.
 import argparse
 import asyncio
 import contextlib
+import importlib
+import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,17 +47,26 @@ REPORT_S = 1.0
 
 @contextlib.contextmanager
 def virtual_store_clock() -> Iterator[None]:
-    """Lets the in-process store read the running loop's clock, while the block lasts."""
+    """Lets the in-process store read the running loop's clock, while the block lasts.
+
+    All of it: where keys expired by the real clock, a busy machine would take the epochs' lease away.
+    """
 
     def now() -> float:
         return EPOCH_S + asyncio.get_running_loop().time()
 
+    # Loaded on first use otherwise, and then with the real clock.
+    importlib.import_module("fakeredis")
     shim = SimpleNamespace(**{name: getattr(time, name) for name in dir(time) if not name.startswith("_")})
     shim.time = now
-    with (
-        patch("fakeredis.commands_mixins.server_mixin.time", shim),
-        patch("fakeredis._helpers.time", shim),
-    ):
+    users = [
+        module
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] == "fakeredis" and getattr(module, "time", None) is time
+    ]
+    with contextlib.ExitStack() as stack:
+        for module in users:
+            stack.enter_context(patch.object(module, "time", shim))
         yield
 
 
@@ -213,7 +224,9 @@ async def play(case: Case) -> RunRecord:
 
 
 def run(case: Case) -> RunRecord:
-    """Plays one case in virtual time."""
+    """Plays one case in virtual time; the same case plays the same run."""
+    # Polling intervals are jittered.
+    random.seed(case.seed)
     with virtual_store_clock():
         return virtual_time.run(play(case))
 
