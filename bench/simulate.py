@@ -23,6 +23,7 @@ from bench.backends import EmulatedBackend
 from bench.control_plane import PRIOR_SAMPLE
 from bench.emulator import EmulatedEngine, EngineConfig
 from bench.player import PlayConfig, Player, RunRecord
+from bench.quick_lua import quick_lua
 from bench.routers import LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
 from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
@@ -227,7 +228,7 @@ def run(case: Case) -> RunRecord:
     """Plays one case in virtual time; the same case plays the same run."""
     # Polling intervals are jittered.
     random.seed(case.seed)
-    with virtual_store_clock():
+    with virtual_store_clock(), quick_lua():
         return virtual_time.run(play(case))
 
 
