@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from contextlib import nullcontext
 
 import fakeredis
+import pytest
 
-from bench import virtual_time
+from bench import simulate, virtual_time
 from bench.simulate import Case, run, virtual_store_clock
 
 
@@ -29,3 +31,10 @@ def test_keys_of_the_store_expire_by_virtual_time() -> None:
 def test_the_same_case_plays_the_same_run() -> None:
     case = Case("misa-t", duration_s=15.0, live=24)
     assert run(case) == run(case)
+
+
+def test_the_quick_store_changes_nothing_but_the_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("misa-t", duration_s=15.0, live=24)
+    quick = run(case)
+    monkeypatch.setattr(simulate, "quick_lua", nullcontext)
+    assert run(case) == quick
