@@ -19,7 +19,7 @@ HEARTBEAT_S = 0.5
 LOOKS_BEFORE_STOPPED = 3
 """A collector whose engine refuses so many looks in a row reports it stopped."""
 
-State = scheduler_pb2.InstanceState
+SERVING = scheduler_pb2.INSTANCE_STATE_SERVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Seen:
 
     backend: EmulatedBackend
     incarnation: int = 1
-    state: State = scheduler_pb2.INSTANCE_STATE_SERVING
+    state: "scheduler_pb2.InstanceState.ValueType" = SERVING
     version: int = 0
     cache_epoch: int = 0
     refused: int = 0
@@ -146,7 +146,7 @@ async def _update_weights(shift: Shift, collecting: Collector) -> None:
         seen.state = scheduler_pb2.INSTANCE_STATE_PAUSED
     await asyncio.sleep(shift.load_s)
     for seen in collecting.engines.values():
-        seen.version, seen.state = int(version), scheduler_pb2.INSTANCE_STATE_SERVING
+        seen.version, seen.state = int(version), SERVING
         if shift.clears_cache:
             seen.backend.engine.pool.forget()
             seen.cache_epoch += 1

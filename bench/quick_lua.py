@@ -38,6 +38,15 @@ def _hmget(db: Any, key: bytes, *fields: bytes) -> Any:
     return _SLOW if values is None else [values.get(field) for field in fields]
 
 
+def _hgetall(db: Any, key: bytes) -> Any:
+    values = _hash(db, key)
+    return _SLOW if values is None else dict(values)
+
+
+def _exists(db: Any, *keys: bytes) -> Any:
+    return sum(key in db for key in keys)
+
+
 def _hset(db: Any, key: bytes, *pairs: bytes) -> Any:
     values = _hash(db, key)
     if values is None:
@@ -56,7 +65,14 @@ def _hincrby(db: Any, key: bytes, field: bytes, amount: bytes) -> Any:
     return number
 
 
-_SHORT: Mapping[bytes, Callable[..., Any]] = {b"HGET": _hget, b"HMGET": _hmget, b"HSET": _hset, b"HINCRBY": _hincrby}
+_SHORT: Mapping[bytes, Callable[..., Any]] = {
+    b"EXISTS": _exists,
+    b"HGET": _hget,
+    b"HGETALL": _hgetall,
+    b"HINCRBY": _hincrby,
+    b"HMGET": _hmget,
+    b"HSET": _hset,
+}
 
 _call = scripting_mixin.ScriptingCommandsMixin._lua_redis_call
 
