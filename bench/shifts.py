@@ -113,13 +113,14 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
         "# Shifts in virtual time",
         "",
         f"Made by `{command}` at commit {runs.commit()}: {options.policy}, {options.engines} engines, "
-        f"{options.seeds} seeds, {options.duration:.0f} s each, the shift after {options.at:.0f} s. The new steady "
-        "rate is that of runs of the same seeds that had the shifted world from their start, over the same time. "
-        f"Lowest and last minute are shares of it; a rate is that of the samples of the next {WINDOW_S:.0f} s, over all "
-        "seeds; by chance is what those steady runs themselves sink to. Recovery is counted from when the engines serve, or "
-        f"snapshots come, again, to the first moment after the lowest at which the rate is back at {RECOVERED:.0%}; a "
-        "residency is the mean time from admission to end in the steady runs. Failed and moved are sessions of all "
-        "seeds.",
+        f"{options.seeds} seeds, {options.duration:.0f} s each, the shift after {options.at:.0f} s.",
+        "",
+        "The new steady rate is that of runs of the same seeds that had the shifted world from their start, over the "
+        f"same time. Lowest and last minute are shares of it. A rate is that of the samples of the next {WINDOW_S:.0f} "
+        "s, over all seeds; by chance is what those steady runs themselves sink to. Recovery is counted from when the "
+        "engines serve, or snapshots come, again, to the first moment after the lowest at which the rate is back at "
+        f"{RECOVERED:.0%}. A residency is the mean time from admission to end in the steady runs. Failed and moved are "
+        "sessions of all seeds.",
         "",
         *lines_of(headings, rows),
         "",
