@@ -102,9 +102,12 @@ def _holds(table: Table) -> list[str]:
         p95 = {}
         for name in classes:
             waits = [holds[name] for holds in row.holds if name in holds]
+            if not waits:
+                cells.append(UNKNOWN)
+                continue
             p95[name] = fmean(w.p95 for w in waits)
             cells.append(f"{fmean(w.p50 for w in waits):.1f} / {p95[name]:.1f} / {max(w.max for w in waits):.1f}")
-        least = min(p95.values())
+        least = min(p95.values(), default=0.0)
         cells.append(f"{max(p95.values()) / least:.2f}" if least > 0 else UNKNOWN)
         rows.append(cells)
     return lines_of(["router", *classes, "longest p95 / shortest p95"], rows)
@@ -159,7 +162,7 @@ def plot(tables: Sequence[Table], mixes: Sequence[Mix], report: Path) -> None:
         plots.sweep(
             table.sticky.points(),
             interval(adaptive.rates),
-            interval(hits),
+            interval(hits) if hits else None,
             title,
             report.with_name(f"ablation-sweep-{table.engines}.png"),
         )

@@ -31,7 +31,11 @@ def bars(names: Sequence[str], series: Mapping[str, Sequence[Interval]], title: 
 
 
 def sweep(
-    points: Sequence[tuple[int, Interval, Interval | None]], rate: Interval, hits: Interval, title: str, path: Path
+    points: Sequence[tuple[int, Interval, Interval | None]],
+    rate: Interval,
+    hits: Interval | None,
+    title: str,
+    path: Path,
 ) -> None:
     """Draw sample rate and hit rate over the static cap, with the adaptive policy as a line across."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -47,7 +51,8 @@ def sweep(
     right = axes.twinx()
     known = [(cap, h.mean) for cap, _, h in points if h is not None]
     right.plot([cap for cap, _ in known], [h for _, h in known], "--", color="tab:gray", label="static cap: hits")
-    right.axhline(hits.mean, linestyle="--", color="tab:olive", label="misa-t: hits")
+    if hits is not None:
+        right.axhline(hits.mean, linestyle="--", color="tab:olive", label="misa-t: hits")
     right.set_ylabel("continuation hit rate")
     right.set_ylim(0, 1.05)
     lines = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
