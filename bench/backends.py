@@ -54,6 +54,9 @@ class EmulatedBackend:
         self.engine = engine
         self._streams: dict[str, _Stream] = {}
         self._work = asyncio.Event()
+        self._goes = asyncio.Event()
+        self._goes.set()
+        self._lost = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,7 +74,9 @@ class EmulatedBackend:
     async def complete(
         self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
     ) -> Completion:
-        """See `Backend.complete`."""
+        """See `Backend.complete`; httpx.ConnectError while the engine is lost."""
+        if self._lost:
+            raise httpx.ConnectError("connection refused")
         self.engine.submit(request_id, prompt, output_tokens)
         stream = _Stream(on_tokens, asyncio.get_running_loop().create_future())
         self._streams[request_id] = stream
@@ -82,11 +87,34 @@ class EmulatedBackend:
             if self._streams.pop(request_id, None) is not None:
                 self.engine.abort(request_id)
 
+    def pause(self) -> None:
+        """Stand still, keeping what runs."""
+        self._goes.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._goes.set()
+
+    def lose(self) -> None:
+        """Die: whatever runs fails, and so does whatever comes."""
+        self._lost = True
+        for stream in self._streams.values():
+            if not stream.done.done():
+                stream.done.set_exception(httpx.ReadError("connection reset"))
+
+    def start_again(self, engine: EmulatedEngine) -> None:
+        """Come back as another incarnation, with nothing in its cache."""
+        self.engine = engine
+        self._lost = False
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         try:
             while True:
+                if not self._goes.is_set():
+                    await self._goes.wait()
+                    now = loop.time()
                 self._work.clear()
                 due = self.engine.step(now)
                 self._deliver()

@@ -83,6 +83,12 @@ class BlockPool:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block
 
+    def forget(self) -> None:
+        """Clear the cache: nothing is found by its hash any more; what is held stays held."""
+        for block in self._block_of.values():
+            self._hash_of[block] = None
+        self._block_of.clear()
+
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a request, given in the order of its context.
 

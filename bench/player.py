@@ -76,6 +76,27 @@ class Occupancy:
     held: int
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the control plane said of one engine at one moment. Blocks, sessions; None is unknown."""
+
+    time: float
+    engine: str
+    state: str
+    budget: int | None
+    need: int | None
+    """Most blocks needed at any horizon of the forecast, its last, which counts what is proven, aside."""
+    cap: int | None
+    brake: float
+    why: str
+    """What the brake believes."""
+    sessions: int
+    used_blocks: int | None
+    preemptions: int | None
+    held: int
+    """Sessions of the whole pool that wait."""
+
+
 @dataclass(slots=True)
 class RunRecord:
     """All that a run left behind."""
@@ -83,6 +104,10 @@ class RunRecord:
     target: dict[str, float]
     sessions: list[SessionRecord] = field(default_factory=list)
     occupancy: list[Occupancy] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    """Once per second and engine, where there was a control plane in virtual time."""
+    moved: int = 0
+    """Sessions that were given another engine than the one they were on."""
     last_start: float = 0.0
     """When the last session was started: until then the number of live rollouts was held."""
     end: float = 0.0
@@ -155,7 +180,7 @@ class Player:
         context = list(plan.prompt)
         for number, turn in enumerate(plan.turns):
             if number:
-                await asyncio.sleep(turn.tool_gap_s)
+                await asyncio.sleep(self._workload.gap_s(turn))
             context += plan.tool_tokens(number)
             context += await self._turn_with_retries(plan, session, record, number, context)
 

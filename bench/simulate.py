@@ -7,9 +7,12 @@ clock is the virtual one. Ten minutes of rollouts play in about one.
 import argparse
 import asyncio
 import contextlib
+import importlib
+import json
+import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType, SimpleNamespace, TracebackType
@@ -19,9 +22,11 @@ from unittest.mock import patch
 from bench import report, virtual_time
 from bench.backends import EmulatedBackend
 from bench.cache_aware import CacheAwareRouter
+from bench.conditions import Shift, carry_out, collector
 from bench.control_plane import PRIOR_SAMPLE
 from bench.emulator import EmulatedEngine, EngineConfig
-from bench.player import PlayConfig, Player, RunRecord
+from bench.player import PlayConfig, Player, Published, RunRecord
+from bench.quick_lua import quick_lua
 from bench.routers import BoundedRouter, LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
 from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
@@ -32,7 +37,6 @@ from moorage_server.runtime.control import ControlPlane
 from moorage_server.runtime.desk import Desk
 from moorage_server.runtime.tasks import end
 from moorage_server.store import records
-from moorage_server.store.base import Store
 from moorage_server.store.connect import open_store
 from moorage_server.store.keys import instance_key
 from moorage_server.store.records import Placed, Request
@@ -40,25 +44,28 @@ from moorage_server.store.records import Placed, Request
 POOL = "default"
 #: Virtual time starts here, so that no time stamp is zero.
 EPOCH_S = 1_800_000_000.0
-HEARTBEAT_S = 0.5
 REPORT_S = 1.0
 
 
 @contextlib.contextmanager
 def virtual_store_clock() -> Iterator[None]:
-    """Lets the in-process store read the running loop's clock, while the block lasts."""
+    """Lets the in-process store read the running loop's clock, while the block lasts.
 
-    def now() -> float:
-        return EPOCH_S + asyncio.get_running_loop().time()
+    All of it: where keys expired by the real clock, a busy machine would take the epochs' lease away.
+    """
 
+    # Loaded on first use otherwise, and then with the real clock.
+    importlib.import_module("fakeredis")
     shim = SimpleNamespace(**{name: getattr(time, name) for name in dir(time) if not name.startswith("_")})
-    shim.time = now
-    with (
-        patch("fakeredis.commands_mixins.server_mixin.time", shim),
-        patch("fakeredis._helpers.time", shim),
-        # Its databases take the time of each command here: keys, and so leases, expire by it.
-        patch("fakeredis._socket._base.time", shim),
-    ):
+    shim.time = now_s
+    users = [
+        module
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] == "fakeredis" and getattr(module, "time", None) is time
+    ]
+    with contextlib.ExitStack() as stack:
+        for module in users:
+            stack.enter_context(patch.object(module, "time", shim))
         yield
 
 
@@ -69,6 +76,8 @@ class SimulatedRouter:
         self.desk = desk
         self.max_context = max_context
         self.reports: dict[str, list[records.Progress]] = {}
+        self.moved = 0
+        """Sessions that were given another engine."""
 
     def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
@@ -90,7 +99,7 @@ class _Session:
         self._plan = plan
         self._placed: Placed | None = None
         self._context: int | None = None
-        self._output = 0
+        self._asked = False
 
     async def __aenter__(self) -> Self:
         desk, plan = self._router.desk, self._plan
@@ -121,12 +130,15 @@ class _Session:
 
     async def place(self, turn: int, prompt: Sequence[int]) -> str:
         assert self._placed is not None
-        if turn:
+        # The first request goes where admission said, unless it failed there.
+        if turn or self._asked:
             sid, token = self._plan.session_id, self._placed.token
             result = await self._router.desk.place(Request(), sid, token, turn, len(prompt), 60.0)
             if not isinstance(result, Placed):
                 raise RuntimeError(f"no home for {sid}: {result.reason}")
+            self._router.moved += result.instance != self._placed.instance
             self._placed = result
+        self._asked = True
         return self._placed.instance
 
     def report(self, progress: Progress) -> None:
@@ -147,18 +159,28 @@ class _Session:
         pending.append(item)
 
 
-async def send_snapshots(store: Store, engines: Mapping[str, EmulatedBackend]) -> None:
-    """What the collectors do."""
-    sequence = 0
+def now_s() -> float:
+    """Return virtual time as the store has it: Unix time, in seconds."""
+    return EPOCH_S + asyncio.get_running_loop().time()
+
+
+async def watch(desk: Desk, record: RunRecord) -> None:
+    """Write down once per second what the control plane publishes, until cancelled."""
+    started = asyncio.get_running_loop().time()
     while True:
-        sequence += 1
-        for key, backend in engines.items():
-            snapshot = backend.engine.snapshot(EPOCH_S + asyncio.get_running_loop().time())
-            await store.snapshot(
-                POOL,
-                records.Snapshot(key, "1", sequence, "SERVING", snapshot.block_size, snapshot.SerializeToString()),
-            )
-        await asyncio.sleep(HEARTBEAT_S)
+        view = await desk.view()
+        held = sum(known.held for known in view.classes.values())
+        for key, i in view.instances.items():
+            why = next((detail for name, _, _, detail in json.loads(i.signals or "[]") if name == "brake"), "")
+            need = max(i.need[:-1], default=None)
+            time = asyncio.get_running_loop().time() - started
+            record.published.append(
+                Published(
+                    time, key, view.freshness(i), i.budget, need, i.cap, i.brake, why, i.sessions, i.used_blocks,
+                    i.preemptions, held,
+                )
+            )  # fmt: skip
+        await asyncio.sleep(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +196,8 @@ class Case:
     seed: int = 1
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
+    shift: Shift | None = None
+    """What happens half way, under moorage's policies."""
 
 
 def pool_config(case: Case) -> PoolConfig:
@@ -193,7 +217,9 @@ async def play(case: Case) -> RunRecord:
         instance_key(f"engine-{n}", 0): EmulatedBackend(EmulatedEngine(EngineConfig(num_blocks=case.blocks)))
         for n in range(case.engines)
     }
-    bounds = PlayConfig(live=case.live, duration_s=case.duration_s)
+    # Only an engine that dies fails a request.
+    bounds = PlayConfig(live=case.live, duration_s=case.duration_s, turn_retries=60)
+    workload = Workload(case.workload, case.seed)
     async with contextlib.AsyncExitStack() as stack:
         for backend in backends.values():
             await stack.enter_async_context(backend)
@@ -208,20 +234,34 @@ async def play(case: Case) -> RunRecord:
             router = LeastLoadedRouter(list(backends))
         else:
             store = await open_store(None, embedded=True)
-            control = ControlPlane(store, {POOL: pool_config(case)})
+            config = pool_config(case)
+            control = ControlPlane(store, {POOL: config})
             await control.start()
             stack.push_async_callback(control.stop)
             simulated = SimulatedRouter(control.desk(POOL), case.workload.max_context)
-            work = (send_snapshots(store, backends), simulated.send_reports())
-            stack.push_async_callback(end, [asyncio.create_task(w) for w in work])
+            collecting = collector(store, POOL, backends, now_s)
+            tasks = [asyncio.create_task(w) for w in (collecting.run(), simulated.send_reports())]
+            stack.push_async_callback(end, tasks)
             await asyncio.sleep(2.0)
-            router = simulated
-        return await Player(Workload(case.workload, case.seed), router, backends, bounds).run()
+            player = Player(workload, simulated, backends, bounds)
+            tasks.append(asyncio.create_task(watch(control.desk(POOL), player.record)))
+            if case.shift is not None:
+                tasks.append(asyncio.create_task(carry_out(case.shift, workload, collecting, config)))
+            record = await player.run()
+            for task in tasks:
+                # What went wrong beside the run made it another one.
+                if task.done():
+                    task.result()
+            record.moved = simulated.moved
+            return record
+        return await Player(workload, router, backends, bounds).run()
 
 
 def run(case: Case) -> RunRecord:
-    """Plays one case in virtual time."""
-    with virtual_store_clock():
+    """Plays one case in virtual time; the same case plays the same run."""
+    # Polling intervals are jittered.
+    random.seed(case.seed)
+    with virtual_store_clock(), quick_lua():
         return virtual_time.run(play(case))
 
 

@@ -18,6 +18,10 @@ class Figures:
     completed: int
     completed_by_class: dict[str, int]
     samples_per_minute: float | None
+    requests_per_minute: float | None
+    prefill_tokens_per_second: float | None
+    """Prompt tokens computed, of the turns that ended; None where an engine does not say what came from its cache."""
+    decode_tokens_per_second: float | None
     hit_rate: float | None
     """Share of all prompt tokens that came from the cache."""
     continuation_hit_rate: float | None
@@ -76,12 +80,20 @@ def figures(run: RunRecord, start: float, end: float, block_size: int) -> Figure
     turns = [t for session in run.sessions for t in session.turns if start <= t.end <= end]
     known = [(t.cached_tokens, t.prompt_tokens) for t in turns if t.cached_tokens is not None]
     ttfts = [turn.ttft_s for turn in turns]
+    seconds = end - start
     return Figures(
         start=start,
         end=end,
         completed=len(completed),
         completed_by_class=dict(by_class),
-        samples_per_minute=60.0 * len(completed) / (end - start) if end > start else None,
+        samples_per_minute=60.0 * len(completed) / seconds if seconds > 0 else None,
+        requests_per_minute=60.0 * len(turns) / seconds if seconds > 0 else None,
+        prefill_tokens_per_second=(
+            sum(prompt - cached for cached, prompt in known) / seconds
+            if seconds > 0 and len(known) == len(turns)
+            else None
+        ),
+        decode_tokens_per_second=sum(t.output_tokens for t in turns) / seconds if seconds > 0 else None,
         hit_rate=_ratio(known),
         continuation_hit_rate=_ratio(_continuations(run.sessions, start, end, block_size)),
         mixture_deviation_points=mixture_deviation(by_class, run.target) if completed else None,
@@ -97,12 +109,13 @@ def mixture_deviation(counts: Mapping[str, int], target: Mapping[str, float]) ->
     return 50.0 * sum(abs(counts.get(name, 0) / total - target.get(name, 0.0)) for name in names)
 
 
-def holds(run: RunRecord) -> dict[str, Wait]:
-    """Return the waits for admission by class."""
+def holds(run: RunRecord, since: float = 0.0) -> dict[str, Wait]:
+    """Return the waits for admission by class, of the sessions whose wait was not over before `since`."""
     waits: dict[str, list[float]] = {}
     for session in run.sessions:
         until = session.admitted if session.admitted is not None else (session.end or run.end)
-        waits.setdefault(session.workload_class, []).append(until - session.start)
+        if until >= since:
+            waits.setdefault(session.workload_class, []).append(until - session.start)
     return {
         name: Wait(len(values), percentile(values, 0.5), percentile(values, 0.95), max(values))
         for name, values in sorted(waits.items())

@@ -146,6 +146,10 @@ class WorkloadConfig:
     """Share of sessions that declare one of the other classes, each as likely."""
     unlabelled: float = 0.0
     """Share of sessions that declare no class; together with `mislabelled` at most 1."""
+    tool_slowdown: float = 1.0
+    """Factor on the time spent in tools."""
+    output_growth: float = 1.0
+    """Factor on the length of every output, as a new policy may bring it; contexts stay within `max_context`."""
 
     @property
     def scale(self) -> float:
@@ -184,13 +188,26 @@ class Workload:
         self.seed = seed
         self.target = normalised(self.config.mixture)
         self._started = dict.fromkeys(self.target, 0)
+        self._numbers = dict.fromkeys(CLASSES, 0)
+
+    def change(self, config: WorkloadConfig) -> None:
+        """From the next session on follow another configuration; tools take its time for living sessions too."""
+        self.config = config
+        self.target = normalised(config.mixture)
+        # What was started before is no debt of the new mixture.
+        self._started = dict.fromkeys(self.target, 0)
+
+    def gap_s(self, turn: Turn) -> float:
+        """Return the time spent in tools before a turn that begins now, in seconds."""
+        return turn.tool_gap_s * self.config.tool_slowdown
 
     def next_session(self) -> SessionPlan:
         """Return the next session: of the class that the sessions started so far lag behind most."""
         total = sum(self._started.values()) + 1
         chosen = max(self.target, key=lambda name: self.target[name] * total - self._started[name])
-        index = self._started[chosen]
+        index = self._numbers[chosen]
         self._started[chosen] += 1
+        self._numbers[chosen] += 1
         return self.session(chosen, index)
 
     def session(self, workload_class: str, index: int) -> SessionPlan:
@@ -235,7 +252,8 @@ class Workload:
         return tuple(shared + token_ids(f"{self.seed}/{group_id}", 0, own))
 
     def _clipped(self, lengths: Quantiles, rng: Random, context: int) -> int:
-        return max(1, min(round(lengths.draw(rng) * self.config.scale), self.config.max_context - context))
+        drawn = round(lengths.draw(rng) * self.config.scale * self.config.output_growth)
+        return max(1, min(drawn, self.config.max_context - context))
 
     def _turns(self, shape: MultiTurnClass, rng: Random, context: int) -> list[Turn]:
         """Draw turns until their number is reached or the next one would overflow the context."""
@@ -246,10 +264,12 @@ class Workload:
         turns: list[Turn] = []
         for number in range(count):
             new = max(1, round(lognormal(rng, growth * math.exp(-sigma * sigma / 2), sigma))) if number else 0
-            output = max(1, round(min(shape.output.draw(rng), shape.output.p99) * self.config.scale))
+            before_growth = max(1, round(min(shape.output.draw(rng), shape.output.p99) * self.config.scale))
+            output = max(1, round(before_growth * self.config.output_growth))
             if context + new + output > self.config.max_context:
                 break
-            nominal = self.config.turn_seconds + output * self.config.token_seconds
+            # Longer outputs do not make the tools slower.
+            nominal = self.config.turn_seconds + before_growth * self.config.token_seconds
             gap = nominal * share / (1.0 - share) * lognormal(rng, math.exp(-0.5), 1.0) if number else 0.0
             turns.append(Turn(new, output, gap))
             context += new + output

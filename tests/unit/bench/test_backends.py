@@ -114,3 +114,37 @@ async def test_a_refused_cache_reset_is_an_error() -> None:
     async with backend(False) as busy:
         with pytest.raises(RuntimeError, match="would not reset"):
             await busy.reset_prefix_cache()
+
+
+def test_a_paused_engine_stands_still_and_goes_on() -> None:
+    async def main() -> None:
+        async with EmulatedBackend(EmulatedEngine()) as backend:
+            counts: list[int] = []
+            request = asyncio.create_task(backend.complete("r", [1, 2, 3], 500, counts.append))
+            await asyncio.sleep(0.1)
+            backend.pause()
+            await asyncio.sleep(0.1)
+            seen = len(counts)
+            await asyncio.sleep(5.0)
+            assert 0 < len(counts) == seen < 500
+            backend.resume()
+            assert len((await request).token_ids) == 500
+
+    virtual_time.run(main())
+
+
+def test_a_lost_engine_fails_its_requests_and_comes_back_empty() -> None:
+    async def main() -> None:
+        async with EmulatedBackend(EmulatedEngine()) as backend:
+            prompt = list(range(320))
+            request = asyncio.create_task(backend.complete("r", prompt, 5_000, lambda _: None))
+            await asyncio.sleep(0.5)
+            backend.lose()
+            with pytest.raises(httpx.ReadError):
+                await request
+            with pytest.raises(httpx.ConnectError):
+                await backend.complete("refused", prompt, 1, lambda _: None)
+            backend.start_again(EmulatedEngine())
+            assert (await backend.complete("again", prompt, 1, lambda _: None)).cached_tokens == 0
+
+    virtual_time.run(main())

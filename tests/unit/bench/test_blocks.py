@@ -119,3 +119,15 @@ def test_accounting_balances_whatever_comes(actions: list[tuple[int, int]]) -> N
     for blocks_held in held:
         pool.release(blocks_held)
     assert pool.free == 12
+
+
+def test_a_cleared_cache_finds_nothing_and_keeps_what_is_held() -> None:
+    pool = BlockPool(4)
+    chain = hashes(list(range(8)))
+    held = hold(pool, chain)
+    pool.forget()
+    assert pool.match(chain) == []
+    assert (pool.free, pool.cached_free) == (2, 0)
+    pool.release(held)
+    assert (pool.free, pool.cached_free) == (4, 0)
+    assert pool.match(chain) == []

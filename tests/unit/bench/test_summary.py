@@ -3,7 +3,7 @@
 import pytest
 
 from bench.player import Occupancy, Outcome, RunRecord, SessionRecord, TurnRecord
-from bench.summary import mixture_deviation, percentile, summarise
+from bench.summary import figures, holds, mixture_deviation, percentile, summarise
 
 TARGET = {"agentic": 0.5, "rlvr": 0.5}
 
@@ -84,3 +84,19 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert percentile([7.0], 0.0) == 7.0
+
+
+def test_throughput_counts_turns_and_what_was_computed_for_them() -> None:
+    whole = summarise(run(), warmup_s=30.0).overall
+    assert whole.requests_per_minute == pytest.approx(5.0)
+    assert whole.decode_tokens_per_second == pytest.approx((29 + 10 + 4 + 500 + 300) / 60)
+    # Of one turn nobody knows what was computed.
+    assert whole.prefill_tokens_per_second is None
+    part = figures(run(), 0.0, 50.0, 32)
+    assert part.prefill_tokens_per_second == pytest.approx((100 + 160 - 128 + 200 - 32 + 40 - 32) / 50)
+
+
+def test_waits_that_were_over_before_are_left_out() -> None:
+    late = holds(run(), since=15.0)
+    assert set(late) == {"rlvr"}
+    assert (late["rlvr"].sessions, late["rlvr"].p50) == (2, 20.0)

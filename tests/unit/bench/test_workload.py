@@ -139,3 +139,31 @@ def test_the_mixture_may_leave_classes_out() -> None:
     plans = sessions(30, WorkloadConfig(mixture={"rlvr": 2.0, "rlhf": 1.0}))
     assert Counter(plan.workload_class for plan in plans) == {"rlvr": 20, "rlhf": 10}
     assert set(CLASSES) == {"agentic", "rlvr", "rlhf"}
+
+
+def test_another_mixture_owes_nothing_to_what_was_started_before() -> None:
+    workload = Workload(WorkloadConfig(mixture={"agentic": 1.0}), seed=1)
+    before = [workload.next_session() for _ in range(20)]
+    workload.change(WorkloadConfig(mixture={"agentic": 0.5, "rlhf": 0.5}))
+    after = [workload.next_session() for _ in range(20)]
+    assert Counter(plan.workload_class for plan in after) == {"agentic": 10, "rlhf": 10}
+    assert len({plan.session_id for plan in before + after}) == 40
+
+
+def test_tools_get_slower_for_turns_that_are_planned_already() -> None:
+    workload = Workload(seed=1)
+    turn = workload.session("agentic", 0).turns[1]
+    assert workload.gap_s(turn) == turn.tool_gap_s > 0
+    workload.change(WorkloadConfig(tool_slowdown=10.0))
+    assert workload.gap_s(turn) == pytest.approx(10.0 * turn.tool_gap_s)
+
+
+def test_a_new_policy_lengthens_outputs_and_nothing_else() -> None:
+    config = WorkloadConfig(output_growth=2.0)
+    before, after = (Workload(c, seed=1).session("rlhf", 0) for c in (None, config))
+    assert after.prompt == before.prompt
+    assert after.output_tokens == pytest.approx(2 * before.output_tokens, abs=1)
+    for index in range(20):
+        assert Workload(config, seed=1).session("rlvr", index).final_context <= config.max_context
+    gaps = [[turn.tool_gap_s for turn in Workload(c, seed=1).session("agentic", 0).turns[:3]] for c in (None, config)]
+    assert gaps[0] == gaps[1]
