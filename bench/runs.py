@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 import moorage_server
-from bench import simulate
+from bench import quick_lua, simulate
 from bench.player import RunRecord
 from bench.simulate import Case
 from bench.summary import figures
@@ -64,7 +64,7 @@ def code_version() -> str:
     """Return a digest of the code that plays a case."""
     bench = Path(simulate.__file__).parent
     server = Path(moorage_server.__file__).parent
-    files = [bench / f"{name}.py" for name in CODE]
+    files = [*(bench / f"{name}.py" for name in CODE), quick_lua.HASHES]
     files += sorted(path for path in server.rglob("*") if path.suffix in (".py", ".lua"))
     digest = hashlib.sha256()
     for path in files:
