@@ -24,7 +24,7 @@ from bench.backends import EmulatedBackend
 from bench.cache_aware import CacheAwareRouter
 from bench.conditions import Shift, carry_out, collector
 from bench.control_plane import PRIOR_SAMPLE
-from bench.emulator import EmulatedEngine, EngineConfig
+from bench.emulator import COSTS, EmulatedEngine, EngineConfig
 from bench.player import PlayConfig, Player, Published, RunRecord
 from bench.quick_lua import quick_lua
 from bench.routers import BoundedRouter, LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
@@ -198,6 +198,8 @@ class Case:
     pool: PoolConfig = field(default_factory=PoolConfig)
     shift: Shift | None = None
     """What happens half way, under moorage's policies."""
+    costs: str = "cpu"
+    """Kind of engine, see `emulator.COSTS`."""
 
 
 def pool_config(case: Case) -> PoolConfig:
@@ -214,7 +216,9 @@ def pool_config(case: Case) -> PoolConfig:
 async def play(case: Case) -> RunRecord:
     """Plays one case; call it through `run`."""
     backends = {
-        instance_key(f"engine-{n}", 0): EmulatedBackend(EmulatedEngine(EngineConfig(num_blocks=case.blocks)))
+        instance_key(f"engine-{n}", 0): EmulatedBackend(
+            EmulatedEngine(EngineConfig(num_blocks=case.blocks, costs=COSTS[case.costs]))
+        )
         for n in range(case.engines)
     }
     # Only an engine that dies fails a request.
