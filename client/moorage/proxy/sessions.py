@@ -41,6 +41,7 @@ class ProxySession:
         self.entered_at = 0.0
         self.refused_at: str | None = None
         self.parting = False
+        self.shared = False
 
     @property
     def session_id(self) -> str:
@@ -100,6 +101,7 @@ class SessionBook:
         """Where the request goes, waiting until `deadline` (monotonic) at most. Raises MoorageError."""
         async with session.lock:
             handle = await self._opened(session, ticket, deadline)
+            await self._catch_up(session, handle)
             turn = await handle.place(prompt_tokens=ticket.prompt_tokens, wait_timeout=_left(deadline))
             if turn.managed and _home(turn) == session.refused_at:
                 # Nobody listens at its home, which the control plane does not know yet. A session that fails tells.
@@ -213,11 +215,26 @@ class SessionBook:
         if handle is not None and not handle.managed and time.monotonic() - session.entered_at > UNMANAGED_S:
             handle = None
         if handle is None:
-            handle = await self._enter(ticket, deadline)
+            handle = await self._enter(session, ticket, deadline)
             session.handle, session.entered_at = handle, time.monotonic()
         return handle
 
-    async def _enter(self, ticket: Ticket, deadline: float) -> AsyncSession:
+    async def _catch_up(self, session: ProxySession, handle: AsyncSession) -> None:
+        """Numbers the next turn after those that went through other processes: reports of old turns count for nothing.
+
+        Whether there are any is looked up before the first turn that could follow one, and from then on if there were.
+        """
+        ticket = session.ticket
+        if not ticket.named or ticket.policy.single_turn or not handle.managed or handle.turn is None:
+            return
+        if handle.turn > 0 and not session.shared:
+            return
+        found = await self._look(session.session_id)
+        if found is not None and found.HasField("turn") and found.turn > handle.turn:
+            session.shared = True
+            handle.resume(found.turn + 1)
+
+    async def _enter(self, session: ProxySession, ticket: Ticket, deadline: float) -> AsyncSession:
         fields: AdmitFields = {
             "workload_class": ticket.workload_class or None,
             "group_id": ticket.group_id,
@@ -239,6 +256,7 @@ class SessionBook:
         finally:
             look.cancel()
         if found is not None and found.HasField("turn"):
+            session.shared = True
             handle.resume(found.turn + 1)
         return handle
 
