@@ -52,8 +52,11 @@ def command(block: str, begins: str, changes: Mapping[str, Sequence[str]]) -> li
 
 
 @asynccontextmanager
-async def running(arguments: Sequence[str], url: str, log: Path, ready: str = "/liveness") -> AsyncIterator[Caller]:
-    """The process, from when `ready` answers 200 until the end of the block, and a client of it at `url`."""
+async def running(arguments: Sequence[str], url: str, log: Path, ready: str | None) -> AsyncIterator[Caller]:
+    """The process, from when `ready` answers 200 until the end of the block, and a client of it at `url`.
+
+    With None, any answer will do.
+    """
     with log.open("ab") as output:
         process = await asyncio.to_thread(subprocess.Popen, arguments, stdout=output, stderr=output)
     try:
@@ -62,7 +65,7 @@ async def running(arguments: Sequence[str], url: str, log: Path, ready: str = "/
                 while True:
                     assert process.poll() is None, log.read_text("utf-8")
                     try:
-                        if (await caller.get(ready)).status == 200:
+                        if (await caller.get(ready or "/")).status == 200 or ready is None:
                             break
                     except OSError:
                         pass

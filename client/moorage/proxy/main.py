@@ -13,7 +13,7 @@ from moorage.credentials import is_local
 from moorage.proxy.app import Front
 from moorage.proxy.forward import Forwarder
 from moorage.proxy.identity import Identifier
-from moorage.proxy.log import line, logger
+from moorage.proxy.log import line, logger, tell_bad_requests_in_a_line
 from moorage.proxy.placing import Placer
 from moorage.proxy.pool import PoolView
 from moorage.proxy.sessions import SessionBook
@@ -55,6 +55,7 @@ async def run(settings: ProxySettings, *, stop: asyncio.Event, on_ready: Callabl
         forwarder = Forwarder(identifier, book, upstream, pool, settings.retries)
         placer = Placer(identifier, book, pool)
         front = Front(forwarder, placer, book, upstream, pool, gate, has_fallback=bool(settings.fallback))
+        tell_bad_requests_in_a_line()
         # A client that goes away cancels its request, and so the engine's.
         runner = web.AppRunner(
             front.application(settings.max_body),

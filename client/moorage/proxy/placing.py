@@ -63,6 +63,7 @@ class Placer:
         return {
             DESTINATION: destination(turn.endpoint),
             SESSION: session_id,
+            "X-Moorage-Session": session_id,
             "X-Moorage-Instance": turn.placement.instance_id or turn.endpoint,
             **rank_header(turn, self._pool.ranked),
         }
