@@ -63,7 +63,7 @@ async def running(arguments: Sequence[str], url: str, log: Path, ready: str | No
         async with Caller(url) as caller:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    assert process.poll() is None, log.read_text("utf-8")
+                    assert process.poll() is None, await asyncio.to_thread(log.read_text, "utf-8")
                     try:
                         if (await caller.get(ready or "/")).status == 200 or ready is None:
                             break

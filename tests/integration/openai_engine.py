@@ -115,7 +115,7 @@ class OpenAIEngine:
         prompt = body.get("prompt") or body.get("input") or " ".join(m["content"] for m in body["messages"])
         tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         count = body.get("max_tokens", 3)
-        session = request.headers["X-Session-ID"]
+        session = request.headers.get("X-Session-ID") or request.headers["X-SMG-Routing-Key"]
         cached = min(self._cached.get(session, 0), tokens)
         self._cached[session] = tokens + count
         return {

@@ -54,7 +54,9 @@ def configuration(block: str, proxies: list[Caller]) -> tuple[dict[str, Any], st
     """As documented, on free ports, and where it listens."""
     address, text = free_address(), BLOCKS[block]
     swapped = {"10000": address.rpartition(":")[2]}
-    swapped |= {documented: proxy.url.rpartition(":")[2] for documented, proxy in zip(("8081", "8082"), proxies)}
+    swapped |= {
+        documented: proxy.url.rpartition(":")[2] for documented, proxy in zip(("8081", "8082"), proxies, strict=True)
+    }
     for documented, mine in swapped.items():
         assert text.count(f"port_value: {documented}}}") == 1
         text = text.replace(f"port_value: {documented}}}", f"port_value: {mine}}}")
@@ -134,13 +136,16 @@ async def test_what_can_not_be_placed_goes_nowhere(
     assert engines[0].requests == engines[1].requests == []
 
 
-async def test_streams_pass_and_abort(envoy: Caller, engines: list[OpenAIEngine]) -> None:
+async def test_streams_pass_and_abort_and_a_dead_engine_is_told(envoy: Caller, engines: list[OpenAIEngine]) -> None:
     whole = await envoy.post(COMPLETIONS, "s-1", stream=True, max_tokens=4)
     assert len(whole.events) == 4
     cut = asyncio.create_task(envoy.post(COMPLETIONS, "s-1", stream=True, max_tokens=100, fake_pause=0.1))
     await soon(lambda: sum(engine.running for engine in engines) == 1)
     cut.cancel()
     await soon(lambda: sum(engine.aborted for engine in engines) == 1)
+    for engine in engines:
+        await engine.stop()
+    assert (await envoy.post(COMPLETIONS, "s-1")).status == 503
 
 
 async def test_without_moorage_nothing_passes(tmp_path: Path) -> None:

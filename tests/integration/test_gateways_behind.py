@@ -52,12 +52,17 @@ def ledger(server: Server, pool: str) -> Ledger:
 
 
 @contextlib.asynccontextmanager
-async def routed(folder: Path, *engines: Behind) -> AsyncIterator[Caller]:
+async def routed(folder: Path, *engines: Behind, sglang: bool = False) -> AsyncIterator[Caller]:
     """One router for some engines."""
     for engine in engines:
         await engine.start()
-    log = folder / f"{engines[0].instance_id}.log"
-    async with router("vllm-behind", "vllm-router", log, [engine.url for engine in engines]) as caller:
+    log, workers = folder / f"{engines[0].instance_id}.log", [engine.url for engine in engines]
+    starting = (
+        router("sglang-front", "sglang-router", log, workers, policy="manual")
+        if sglang
+        else router("vllm-behind", "vllm-router", log, workers)
+    )
+    async with starting as caller:
         for engine in engines:
             engine.router = caller.url
         yield caller
@@ -131,13 +136,14 @@ async def test_an_engine_that_is_gone_behind_its_router_is_an_error_of_the_route
         assert (await caller.post(COMPLETIONS, "s-1")).status == 500
 
 
+@pytest.mark.parametrize("sglang", [False, True])
 async def test_a_group_behind_one_router_keeps_a_session_on_one_of_its_engines(
-    server: Server, pool: str, ledger: Ledger, tmp_path: Path
+    server: Server, pool: str, tmp_path: Path, sglang: bool
 ) -> None:
     """moorage sees one instance: which of the engines it is, is the router's choice alone."""
     group = [Behind("group-0"), Behind("group-0")]
     async with (
-        routed(tmp_path, *group),
+        routed(tmp_path, *group, sglang=sglang),
         beating(server, pool, group[0]),
         proxied(server.address, pool) as caller,
     ):
@@ -146,7 +152,7 @@ async def test_a_group_behind_one_router_keeps_a_session_on_one_of_its_engines(
                 answer = await caller.post(COMPLETIONS, f"s-{n}")
                 assert answer.headers["X-Moorage-Instance"] == "group-0"
                 assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == (4 if turn else 0)
-        seen = [{headers["x-session-id"] for headers in engine.headers} for engine in group]
+        seen = [{headers["x-smg-routing-key"] for headers in engine.headers} for engine in group]
         assert not seen[0] & seen[1]
         assert all(seen)
         await group[1].stop()
@@ -158,9 +164,8 @@ async def test_the_collector_reads_an_engine_through_its_router(server: Server, 
         (line,) = (line for line in BLOCKS["vllm-behind"].splitlines() if line.startswith("moorage collect"))
         swapped = {"127.0.0.1:50061": server.address, "gpu7=http://10.0.0.7:9000": f"gpu7={caller.url}"}
         arguments = [swapped.get(word, word) for word in shlex.split(line)[1:]]
-        collector = subprocess.Popen(
-            [*COMMAND, *arguments, "--pool", pool], env=environment({}), stderr=subprocess.DEVNULL
-        )
+        command = [*COMMAND, *arguments, "--pool", pool]
+        collector = await asyncio.to_thread(subprocess.Popen, command, env=environment({}), stderr=subprocess.DEVNULL)
         try:
             snapshot = (await soon(lambda: _instances(server, pool)))[0].snapshot
             assert (snapshot.instance_id, snapshot.endpoint) == ("gpu7", caller.url)

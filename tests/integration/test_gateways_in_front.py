@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.integration.gateways import router
@@ -153,7 +154,7 @@ async def test_a_held_request_enters_when_its_turn_comes(front: Front, ledger: L
     assert (await held).status == 200
 
 
-async def test_streams_are_not_buffered(front: Front, engines: list[OpenAIEngine]) -> None:
+async def test_streams_are_not_buffered_and_broken_ones_not_mended(front: Front, engines: list[OpenAIEngine]) -> None:
     body = {"model": "tiny", "prompt": "a", "stream": True, "max_tokens": 5, "fake_pause": 0.3}
     async with front.gateway.http.post(COMPLETIONS, json=body) as response:
         began = time.monotonic()
@@ -163,6 +164,8 @@ async def test_streams_are_not_buffered(front: Front, engines: list[OpenAIEngine
         rest = await response.content.read()
         assert time.monotonic() - began > 0.9
         assert rest.rstrip().endswith(b"data: [DONE]")
+    with pytest.raises(aiohttp.ClientError):
+        await front.gateway.post(stream=True, fake_cut=2, fake_pause=0.05, max_tokens=5)
 
 
 async def test_who_goes_away_releases(front: Front, engines: list[OpenAIEngine], ledger: Ledger) -> None:

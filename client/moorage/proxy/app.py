@@ -11,7 +11,7 @@ from aiohttp import web
 from moorage.errors import MoorageError
 from moorage.proxy.errors import ProxyError, from_moorage, invalid
 from moorage.proxy.forward import Cut, Forwarder, Gone, parsed
-from moorage.proxy.headers import upstream_headers
+from moorage.proxy.headers import REQUEST_ID, ROUTING_KEY, SESSION, upstream_headers
 from moorage.proxy.identity import BadRequest, checked_id
 from moorage.proxy.placing import PREFIX as PLACE
 from moorage.proxy.placing import Placer
@@ -97,7 +97,7 @@ class Front:
                 self.quiet.set()
 
     async def _finish(self, request: web.Request) -> web.StreamResponse:
-        """POST /finish_session?session_id=ID[&outcome=COMPLETED|ABORTED|FAILED|PAUSED], or the same as a JSON object."""
+        """POST /finish_session?session_id=ID[&outcome=COMPLETED|ABORTED|FAILED|PAUSED], or with a JSON body."""
         if self._gate:
             self._gate.consumed(request)
         content = await request.read()
@@ -120,7 +120,7 @@ class Front:
         """As the first engine that answers has them: all engines of a pool serve one model."""
         consumed = self._gate.consumed(request) if self._gate else ()
         headers = upstream_headers(request.headers, "", "", consumed=("x-request-id", *consumed))
-        for name in ("X-Session-ID", "X-Request-ID"):
+        for name in (SESSION, ROUTING_KEY, REQUEST_ID):
             headers.pop(name, None)
         for endpoint in self._pool.endpoints:
             try:

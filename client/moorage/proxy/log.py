@@ -12,7 +12,7 @@ logger = logging.getLogger("moorage.proxy")
 
 
 def tell_bad_requests_in_a_line() -> None:
-    """Keeps tracebacks for what is wrong here: SGLang's gateway, for one, asks in HTTP/2 first, to see who speaks it."""
+    """Keeps tracebacks for failures of ours: SGLang's gateway asks in HTTP/2 first, to see who speaks it."""
     logging.getLogger("aiohttp.server").addFilter(_is_our_failure)
 
 

@@ -37,7 +37,7 @@ class Placer:
         self._pool = pool
 
     async def handle(self, request: web.Request, _: tuple[str, ...]) -> web.StreamResponse:
-        """200 with the engine in headers. The body may be left out: then headers have to say it all. Raises ProxyError."""
+        """200 with the engine in headers. Raises ProxyError. Without a body, headers have to say it all."""
         content = await request.read()
         path = request.path.removeprefix(PREFIX)
         try:
