@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from moorage.v1 import inspector_pb2 as ipb
 from tests.integration.gateways import router
 from tests.integration.openai_engine import OpenAIEngine, beating
 from tests.integration.processes import Server, eventually
@@ -81,6 +83,12 @@ async def sessions_of(proxy: Caller) -> int:
     return number
 
 
+def reported(ledger: Ledger, session_id: str, context_tokens: int) -> ipb.Session | None:
+    """The session, once its context is known to be so large."""
+    session = ledger.session(session_id)
+    return session if session is not None and session.context_tokens == context_tokens else None
+
+
 async def fill(front: Front) -> None:
     """Each of the two engines has the one session that it takes: in-0, in-1."""
     for n in range(2):
@@ -98,7 +106,8 @@ async def test_turns_that_go_through_different_proxies_are_one_session(
         cached.append(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
         messages.append({"role": "user", "content": "more " * 20})
         # What a turn reported tells the next one's proxy its number, and only a higher one's hits count.
-        found = await soon(lambda n=turn: (s := ledger.session("s-1")) and s.context_tokens == 103 + 20 * n and s)
+        context = 103 + 20 * turn
+        found = await soon(partial(reported, ledger, "s-1", context))
         assert (found.workload_class, found.turn) == ("agentic", turn)
     assert [await sessions_of(proxy) for proxy in front.proxies] == [1, 1]
     assert len(homes) == 1
