@@ -88,4 +88,10 @@ async def router(block: str, begins: str, log: Path, workers: Sequence[str], **c
         **{f"--{name.replace('_', '-')}": [value] for name, value in changes.items()},
     }
     async with running(command(block, begins, mine), f"http://{address}", log, ready="/readiness") as caller:
+        async with asyncio.timeout(PATIENCE_S):
+            # Ready is who knows one of them.
+            while True:
+                if (await caller.get("/readiness")).json["healthy_workers"] == len(workers):
+                    break
+                await asyncio.sleep(0.05)
         yield caller

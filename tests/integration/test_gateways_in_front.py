@@ -115,6 +115,28 @@ async def test_turns_that_go_through_different_proxies_are_one_session(
     assert ledger.state().active_sessions == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        *(("vllm", policy) for policy in ("cache_aware", "power_of_two", "consistent_hash", "sticky_least_loaded")),
+        *(("sglang", policy) for policy in ("cache_aware", "power_of_two", "manual")),
+    ],
+)
+async def test_other_policies_do_as_well(
+    server: Server, pool: str, engines: list[OpenAIEngine], ledger: Ledger, tmp_path: Path, kind: str, policy: str
+) -> None:
+    log = tmp_path / "gateway.log"
+    async with proxied(server.address, pool) as one, proxied(server.address, pool) as two:
+        async with router(f"{kind}-front", f"{kind}-router", log, [one.url, two.url], policy=policy) as gateway:
+            front = Front(kind, gateway, [one, two], log)
+            for turn in range(4):
+                answers = [await front.post(name) for name in ("s-1", "s-2")]
+                assert [answer.status for answer in answers] == [200, 200]
+                cached = {answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers}
+                assert cached == ({4} if turn else {0})
+        assert ledger.state().active_sessions == 2
+
+
 async def test_a_session_ends_through_the_gateway(front: Front, ledger: Ledger) -> None:
     await front.post("s-1")
     last = await front.post("s-1", metadata={"session_end": "true"})

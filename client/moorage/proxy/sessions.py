@@ -23,6 +23,8 @@ from moorage.v1.scheduler_pb2 import PHASE_HELD
 UNMANAGED_S = 10.0
 #: Longest look at a session in the ledger, in seconds.
 LOOK_S = 2.0
+#: How long sessions are taken to have turns elsewhere after one was found that had, in seconds.
+SHARED_S = 600.0
 #: Part of a lease within which everybody who holds a session renews it: clients do so a third of a lease apart.
 RENEWED_WITHIN = 0.4
 
@@ -41,7 +43,6 @@ class ProxySession:
         self.entered_at = 0.0
         self.refused_at: str | None = None
         self.parting = False
-        self.shared = False
 
     @property
     def session_id(self) -> str:
@@ -85,6 +86,7 @@ class SessionBook:
         self._sessions: dict[str, ProxySession] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._parting: set[asyncio.Task[None]] = set()
+        self._shared_until = 0.0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -215,26 +217,29 @@ class SessionBook:
         if handle is not None and not handle.managed and time.monotonic() - session.entered_at > UNMANAGED_S:
             handle = None
         if handle is None:
-            handle = await self._enter(session, ticket, deadline)
+            handle = await self._enter(ticket, deadline)
             session.handle, session.entered_at = handle, time.monotonic()
         return handle
 
     async def _catch_up(self, session: ProxySession, handle: AsyncSession) -> None:
         """Numbers the next turn after those that went through other processes: reports of old turns count for nothing.
 
-        Whether there are any is looked up before the first turn that could follow one, and from then on if there were.
+        Looked up where a turn first could follow one of those, and at every turn while other sessions had some lately.
         """
         ticket = session.ticket
         if not ticket.named or ticket.policy.single_turn or not handle.managed or handle.turn is None:
             return
-        if handle.turn > 0 and not session.shared:
+        if handle.turn > 0 and time.monotonic() > self._shared_until:
             return
         found = await self._look(session.session_id)
         if found is not None and found.HasField("turn") and found.turn > handle.turn:
-            session.shared = True
-            handle.resume(found.turn + 1)
+            self._go_on_from(found, handle)
 
-    async def _enter(self, session: ProxySession, ticket: Ticket, deadline: float) -> AsyncSession:
+    def _go_on_from(self, found: Session, handle: AsyncSession) -> None:
+        self._shared_until = time.monotonic() + SHARED_S
+        handle.resume(found.turn + 1)
+
+    async def _enter(self, ticket: Ticket, deadline: float) -> AsyncSession:
         fields: AdmitFields = {
             "workload_class": ticket.workload_class or None,
             "group_id": ticket.group_id,
@@ -256,8 +261,7 @@ class SessionBook:
         finally:
             look.cancel()
         if found is not None and found.HasField("turn"):
-            session.shared = True
-            handle.resume(found.turn + 1)
+            self._go_on_from(found, handle)
         return handle
 
     async def _look(self, session_id: str, *, strict: bool = False) -> Session | None:
