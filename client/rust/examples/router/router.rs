@@ -1,11 +1,7 @@
-//! A small router: sessions are admitted, placed turn by turn, renewed in the background, and released however they end.
-//!
-//! `cargo run --example router` plays it against MOORAGE_SERVER, in a pool of its own with one small engine, which it
-//! speaks for itself. With MOORAGE_POOL it uses the engines of that pool.
+//! The router proper: sessions are admitted, placed turn by turn, renewed in the background, and released however they
+//! end.
 
 use std::collections::HashMap;
-use std::env;
-use std::error::Error;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -15,12 +11,11 @@ use moorage::tonic::{Code, Response, Status};
 use moorage::tonic_types::StatusExt;
 use moorage::v1::scheduler_service_client::SchedulerServiceClient;
 use moorage::v1::{
-    AdmitRequest, Decision, HeartbeatRequest, HeartbeatResponse, Hold, InstanceSnapshot, InstanceState, Lease, Outcome,
-    Phase, PlaceRequest, Placement, ReleaseRequest, SessionProgress, Usage,
+    AdmitRequest, Decision, HeartbeatRequest, HeartbeatResponse, Hold, Lease, Outcome, Phase, PlaceRequest, Placement,
+    ReleaseRequest, SessionProgress, Usage,
 };
-use moorage::{Retry, endpoint, prost_types, server};
+use moorage::{Retry, prost_types};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
@@ -37,19 +32,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HEARTBEAT_ITEMS: usize = 1_000;
 
 /// Time between heartbeats where the server asks for no other.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 const TURNS: u32 = 3;
 
 /// What a caller of the router hears: a text, or what went wrong.
-type Answer = Result<String, String>;
+pub type Answer = Result<String, String>;
 
 type Scheduler = SchedulerServiceClient<Channel>;
 
 #[derive(Clone)]
-struct Router {
+pub struct Router {
     scheduler: Scheduler,
-    pool: String,
+    pub pool: String,
     retry: Retry,
     sessions: Arc<Mutex<Sessions>>,
 }
@@ -64,8 +59,17 @@ struct Sessions {
 }
 
 impl Router {
+    pub fn new(channel: Channel, pool: String) -> Self {
+        Self { scheduler: Scheduler::new(channel), pool, retry: Retry::default(), sessions: Arc::default() }
+    }
+
+    /// Whether the session was admitted and is not over.
+    pub fn has(&self, id: &str) -> bool {
+        self.sessions().living.contains_key(id)
+    }
+
     /// Serves one session, on a task of its own. Whoever drops the receiver gives the session up.
-    async fn serve(self, id: String, mut caller: oneshot::Sender<Answer>) {
+    pub async fn serve(self, id: String, mut caller: oneshot::Sender<Answer>) {
         let request = AdmitRequest {
             pool: self.pool.clone(),
             request_id: new_request_id(),
@@ -100,7 +104,7 @@ impl Router {
     }
 
     /// Waits through holds until the session lives. A hold keeps its place in the queue if it comes back in time.
-    async fn admit(&self, request: &AdmitRequest) -> Result<(), String> {
+    pub async fn admit(&self, request: &AdmitRequest) -> Result<(), String> {
         let id = &request.session_id;
         loop {
             let rpc = async |mut scheduler: Scheduler, request| scheduler.admit(request).await;
@@ -244,7 +248,7 @@ impl Router {
     }
 
     /// Renews all leases and reports turns, for ever. What fails is said again by the next heartbeat.
-    async fn renew(self) {
+    pub async fn renew(self) {
         loop {
             let items = {
                 let mut sessions = self.sessions();
@@ -265,13 +269,13 @@ impl Router {
         }
     }
 
-    async fn heartbeat(&self, request: HeartbeatRequest) -> Result<HeartbeatResponse, Status> {
+    pub async fn heartbeat(&self, request: HeartbeatRequest) -> Result<HeartbeatResponse, Status> {
         let answer = self
             .call(request, Duration::ZERO, async |mut scheduler: Scheduler, request| scheduler.heartbeat(request).await)
             .await?;
         for ack in answer.sessions.iter().filter(|ack| !ack.known) {
             // Its next Place says the same. A turn may well be reported after its session was released.
-            if self.sessions().living.contains_key(&ack.session_id) {
+            if self.has(&ack.session_id) {
                 println!("{}: lease not renewed, {}", ack.session_id, ack.reason);
             }
         }
@@ -336,7 +340,7 @@ async fn sit_out(id: &str, hold: &Hold) {
 }
 
 /// A failure and all that the server says about it.
-fn explain(status: &Status) -> String {
+pub fn explain(status: &Status) -> String {
     let details = status.get_error_details();
     let mut text = format!("{:?}: {}", status.code(), status.message());
     if let Some(info) = details.error_info() {
@@ -358,78 +362,4 @@ async fn generate(id: &str, turn: u32, placement: &Placement) -> Result<u64, Str
         return Err(format!("{} answered 500", placement.endpoint));
     }
     Ok(16)
-}
-
-/// Says that an engine is there with room for two of these sessions, as `moorage collect` does for real ones.
-async fn speak_for_engine(router: &Router, sequence: u64, state: InstanceState) -> Result<(), Status> {
-    let snapshot = InstanceSnapshot {
-        instance_id: "engine-0".into(),
-        endpoint: "http://127.0.0.1:8000".into(),
-        incarnation: "1".into(),
-        sequence,
-        state: state.into(),
-        block_size: Some(16),
-        total_blocks: Some(64),
-        ..Default::default()
-    };
-    let pool = router.pool.clone();
-    router.heartbeat(HeartbeatRequest { pool, instances: vec![snapshot], ..Default::default() }).await?;
-    Ok(())
-}
-
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let pool = env::var("MOORAGE_POOL");
-    let own_engine = pool.is_err();
-    let router = Router {
-        scheduler: Scheduler::new(endpoint(&server())?.connect_lazy()),
-        pool: pool.unwrap_or_else(|_| format!("rust-router-{}", Uuid::new_v4().simple())),
-        retry: Retry::default(),
-        sessions: Arc::default(),
-    };
-    println!("server {}, pool {}", server(), router.pool);
-    if own_engine {
-        speak_for_engine(&router, 1, InstanceState::Serving).await.map_err(|status| explain(&status))?;
-    }
-    let engine = tokio::spawn({
-        let router = router.clone();
-        async move {
-            for sequence in 2.. {
-                sleep(HEARTBEAT_INTERVAL).await;
-                if own_engine && let Err(status) = speak_for_engine(&router, sequence, InstanceState::Serving).await {
-                    println!("engine-0: {}", explain(&status));
-                }
-            }
-        }
-    });
-    let renewal = tokio::spawn(router.clone().renew());
-
-    let mut sessions = JoinSet::new();
-    for name in ["hung-up", "broken", "good-1", "good-2", "given-up"] {
-        let (caller, mut answer) = oneshot::channel();
-        sessions.spawn(router.clone().serve(name.into(), caller));
-        sessions.spawn(async move {
-            // Two callers do not wait for their answer: one session is at its engine by then, the other in the queue.
-            let patience = if name.ends_with("-up") { Duration::from_millis(200) } else { 2 * PATIENCE };
-            match timeout(patience, &mut answer).await {
-                Ok(Ok(Ok(text))) => println!("{name}: answered, {text}"),
-                Ok(Ok(Err(error))) => println!("{name}: failed, {error}"),
-                Ok(Err(_)) | Err(_) => println!("{name}: hangs up"),
-            }
-        });
-    }
-    sessions.join_all().await;
-
-    // What is refused says which field the server minds.
-    let nameless = AdmitRequest { pool: router.pool.clone(), ..Default::default() };
-    if let Err(error) = router.admit(&nameless).await {
-        println!("nameless: {error}");
-    }
-
-    renewal.abort();
-    engine.abort();
-    if own_engine {
-        speak_for_engine(&router, u64::MAX >> 1, InstanceState::Stopped).await.map_err(|status| explain(&status))?;
-    }
-    Ok(())
 }
