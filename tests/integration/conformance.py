@@ -23,7 +23,7 @@ Case = dict[str, Any]
 CASES: list[Case] = json.loads((Path(__file__).parents[2] / "proto/conformance/cases.json").read_text("utf-8"))
 
 _PACKAGE = "moorage.v1"
-_SERVICES = {
+SERVICES = {
     name: service
     for module in (scheduler_pb2, inspector_pb2, operator_pb2)
     for name, service in module.DESCRIPTOR.services_by_name.items()
@@ -43,25 +43,25 @@ class Player:
     def play(self, case: Case) -> None:
         """All steps, in order."""
         for number, step in enumerate(case["steps"], 1):
-            problems = self._step(step)
-            assert not problems, f"step {number}, {step['call']}: " + "; ".join(problems)
+            wrong = self._step(step)
+            assert not wrong, f"step {number}, {step['call']}: " + "; ".join(wrong)
 
     def _step(self, step: dict[str, Any]) -> list[str]:
         until = time.monotonic() + step.get("within", 0)
         while True:
             answer = self._call(step["call"], self._filled(step["request"]))
-            problems = _problems(answer, self._filled(step.get("expect", {})))
-            if not problems:
+            wrong = problems(answer, self._filled(step.get("expect", {})))
+            if not wrong:
                 for name, path in step.get("save", {}).items():
                     self._variables[name] = _at(answer["response"], path)
-            if not problems or time.monotonic() >= until:
-                return problems
+            if not wrong or time.monotonic() >= until:
+                return wrong
             time.sleep(_PAUSE_S)
 
     def _call(self, call: str, request: Json) -> dict[str, Json]:
         """What came back: ``code``, ``response``, and the error's details under their types' names."""
         service, _, name = call.partition("/")
-        method = _SERVICES[service].methods_by_name[name]
+        method = SERVICES[service].methods_by_name[name]
         request_class, response_class = method.input_type._concrete_class, method.output_type._concrete_class
         stub = self._channel.unary_unary(
             f"/{_PACKAGE}.{call}",
@@ -105,7 +105,7 @@ def _details(error: Any) -> dict[str, Json]:
     return found
 
 
-def _problems(answer: dict[str, Json], expect: dict[str, Json]) -> list[str]:
+def problems(answer: dict[str, Json], expect: dict[str, Json]) -> list[str]:
     """What is not as expected."""
     response, info = answer["response"], answer.get("ErrorInfo", {})
     fields = [violation["field"] for violation in answer.get("BadRequest", {}).get("fieldViolations", ())]
@@ -125,7 +125,8 @@ def _problems(answer: dict[str, Json], expect: dict[str, Json]) -> list[str]:
         bad.append("no RetryInfo with a delay")
     bad += _mismatches("response", expect.get("response", {}), response)
     bad += [f"{path} is missing" for path in expect.get("present", ()) if _at(response, path) is None]
-    bad += [f"{path} is there: {_at(response, path)!r}" for path in expect.get("absent", ()) if _at(response, path) is not None]
+    there = {path: _at(response, path) for path in expect.get("absent", ())}
+    bad += [f"{path} is there: {value!r}" for path, value in there.items() if value is not None]
     return [*bad, f"answer: {answer}"] if bad else []
 
 
