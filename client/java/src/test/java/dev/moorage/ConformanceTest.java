@@ -88,7 +88,8 @@ class ConformanceTest {
             for (JsonElement step : played.getAsJsonArray("steps")) {
                 number++;
                 List<String> problems = step(step.getAsJsonObject());
-                assertEquals(List.of(), problems, "step " + number + ", " + step.getAsJsonObject().get("call"));
+                String where = played.get("name") + ", step " + number + ", " + step.getAsJsonObject().get("call");
+                assertEquals(List.of(), problems, where);
             }
         }
 
