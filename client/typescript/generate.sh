@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Generates the TypeScript code from proto/ into OUT (default: this directory). Needs npm, and proto/requirements.txt for
-# PYTHON.
+# Generates the TypeScript code from proto/ into OUT (default: this directory).
+# Needs npm, and proto/requirements.txt for PYTHON.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(mkdir -p "${1:-$here}" && cd "${1:-$here}" && pwd)/src/gen

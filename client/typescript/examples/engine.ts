@@ -8,7 +8,7 @@ import { SchedulerService, type Client } from "moorage";
 
 const TIMEOUT_MS = 5_000;
 
-/** Reports an engine with room for 96 blocks of 16 tokens, until the signal. Resolves once the first report is taken. */
+/** Reports an engine with room for 96 blocks of 16 tokens, until the signal. Resolves once one is taken. */
 export async function startEngine(
   scheduler: Client<typeof SchedulerService>,
   pool: string,

@@ -26,7 +26,7 @@ import { Leases, type Living } from "./leases.js";
 /** Short, so that the example is told why it waits; the limit is 10 minutes. */
 const MAX_WAIT_MS = 1_000;
 const TIMEOUT_MS = 10_000;
-const LEASE_MS = 1_500;
+const LEASE_MS = 3_000;
 const MAX_CONTEXT_TOKENS = 512n;
 
 class Rejected extends Error {}
@@ -69,7 +69,12 @@ async function run(rollout: Rollout): Promise<void> {
 }
 
 /** Waits for the session's turn, for as long as it takes. */
-async function admit({ sessionId, promptTokens, maxContextTokens = MAX_CONTEXT_TOKENS, signal }: Rollout): Promise<Living> {
+async function admit({
+  sessionId,
+  promptTokens,
+  maxContextTokens = MAX_CONTEXT_TOKENS,
+  signal,
+}: Rollout): Promise<Living> {
   const options = { timeoutMs: MAX_WAIT_MS + TIMEOUT_MS, ...(signal && { signal }) };
   for (;;) {
     const { decision, placement, lease, hold } = await scheduler.admit(
@@ -87,7 +92,14 @@ async function admit({ sessionId, promptTokens, maxContextTokens = MAX_CONTEXT_T
     );
     if (decision === Decision.PLACE && lease) {
       say(sessionId, `admitted on ${placement?.instanceId}`);
-      return { sessionId, lease, phase: Phase.RUNNING, turn: 0, contextTokens: promptTokens, lost: new AbortController() };
+      return {
+        sessionId,
+        lease,
+        phase: Phase.RUNNING,
+        turn: 0,
+        contextTokens: promptTokens,
+        lost: new AbortController(),
+      };
     }
     if (decision === Decision.REJECT) throw new Rejected(describe(hold));
     say(sessionId, `held: ${describe(hold)}`);

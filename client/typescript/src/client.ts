@@ -17,7 +17,7 @@ import { MoorageError } from "./error.js";
 
 /** Options of one call. */
 export interface CallOptions {
-  /** Milliseconds after which the call fails DEADLINE_EXCEEDED, retries included. Without it a call may wait for ever. */
+  /** Milliseconds after which the call fails DEADLINE_EXCEEDED, retries included; without it, never. */
   timeoutMs?: number;
   /** Cancels the call, which then fails with the signal's reason. A cancelled Admit leaves nothing behind. */
   signal?: AbortSignal;
@@ -35,9 +35,14 @@ export type Client<S extends DescService> = {
   [K in keyof S["method"]]: S["method"][K] extends DescMethodUnary<infer I, infer O>
     ? (request: MessageInitShape<I>, options?: CallOptions) => Promise<MessageShape<O>>
     : S["method"][K] extends DescMethodServerStreaming<infer I, infer O>
-      ? (request: MessageInitShape<I>, options?: CallOptions) => grpc.ClientReadableStream<MessageShape<O>>
+      ? (
+          request: MessageInitShape<I>,
+          options?: CallOptions,
+        ) => AsyncIterable<MessageShape<O>> & grpc.ClientReadableStream<MessageShape<O>>
       : S["method"][K] extends DescMethodBiDiStreaming<infer I, infer O>
-        ? (options?: CallOptions) => grpc.ClientDuplexStream<MessageInitShape<I>, MessageShape<O>>
+        ? (
+            options?: CallOptions,
+          ) => AsyncIterable<MessageShape<O>> & grpc.ClientDuplexStream<MessageInitShape<I>, MessageShape<O>>
         : never;
 };
 
@@ -56,19 +61,27 @@ export function createClient<S extends DescService>(service: S, connection: grpc
 
 function bind(method: DescMethod, connection: grpc.Client): unknown {
   const path = `/${method.parent.typeName}/${method.name}`;
-  const pack = (request: MessageInitShape<DescMessage>) => Buffer.from(toBinary(method.input, create(method.input, request)));
+  const pack = (request: MessageInitShape<DescMessage>) =>
+    Buffer.from(toBinary(method.input, create(method.input, request)));
   const unpack = (bytes: Buffer) => fromBinary(method.output, bytes);
   switch (method.methodKind) {
     case "unary":
       return (request: MessageInitShape<DescMessage>, options: CallOptions = {}) =>
         new Promise((resolve, reject) => {
           options.signal?.throwIfAborted();
-          const call = connection.makeUnaryRequest(path, pack, unpack, request, ...passOn(options), (error, response) => {
-            release();
-            if (!error) resolve(response);
-            else if (options.signal?.aborted) reject(options.signal.reason);
-            else reject(MoorageError.from(error));
-          });
+          const call = connection.makeUnaryRequest(
+            path,
+            pack,
+            unpack,
+            request,
+            ...passOn(options),
+            (error, response) => {
+              release();
+              if (!error) resolve(response);
+              else if (options.signal?.aborted) reject(options.signal.reason);
+              else reject(MoorageError.from(error));
+            },
+          );
           const release = cancelOn(options.signal, call);
         });
     case "server_streaming":

@@ -6,7 +6,15 @@ import { afterEach, beforeEach, test } from "node:test";
 
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import { anyPack, durationFromMs } from "@bufbuild/protobuf/wkt";
-import { Metadata, Server, ServerCredentials, status, type Client as Connection, type sendUnaryData, type ServerUnaryCall } from "@grpc/grpc-js";
+import {
+  Metadata,
+  Server,
+  ServerCredentials,
+  status,
+  type Client as Connection,
+  type sendUnaryData,
+  type ServerUnaryCall,
+} from "@grpc/grpc-js";
 import {
   AdmitRequestSchema,
   AdmitResponseSchema,
@@ -85,10 +93,16 @@ test("UNAVAILABLE is tried again after the server's pushback, with the same requ
   const answer = await createClient(SchedulerService, connection).admit({ sessionId: "s", requestId: "r" });
 
   assert.equal(answer.decision, Decision.PLACE);
-  assert.deepEqual(arrivals.map(({ request }) => request.requestId), ["r", "r", "r"]);
+  assert.deepEqual(
+    arrivals.map(({ request }) => request.requestId),
+    ["r", "r", "r"],
+  );
   // The service config alone would wait 0.2 s, then 0.4 s, each 20 % more at most.
   const gaps = arrivals.slice(1).map(({ at }, index) => at - arrivals[index]!.at);
-  assert(gaps.every((gap) => gap >= PUSHBACK_MS - 5), `tried again after ${gaps} ms`);
+  assert(
+    gaps.every((gap) => gap >= PUSHBACK_MS - 5),
+    `tried again after ${gaps} ms`,
+  );
 });
 
 test("CANCELLED by the server is tried again; so is UNAVAILABLE without pushback, five times in all", async () => {

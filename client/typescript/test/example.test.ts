@@ -20,7 +20,7 @@ const ENDS = {
 test("the example ends every rollout as it should", async () => {
   const { MOORAGE_POOL: _, ...env } = process.env;
   const router = fileURLToPath(new URL("../examples/router.js", import.meta.url));
-  const { stdout } = await promisify(execFile)(process.execPath, [router], { env, timeout: 60_000 });
+  const { stdout } = await promisify(execFile)(process.execPath, [router], { env, timeout: 120_000 });
 
   const lines = stdout.trimEnd().split("\n");
   for (const [sessionId, end] of Object.entries(ENDS)) {

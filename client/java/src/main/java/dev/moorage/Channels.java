@@ -11,15 +11,14 @@ import java.io.InputStreamReader;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
-import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
 /**
  * Channels to the control plane.
  *
- * <p>Calls that fail UNAVAILABLE, or CANCELLED though nobody here cancelled them, are tried up to five times within their
- * deadline, after the time that the server asks for (grpc-retry-pushback-ms). Give mutations a {@code request_id}: it is the
- * same in every try, so that none takes effect twice.
+ * <p>Calls that fail UNAVAILABLE, or CANCELLED though nobody here cancelled them, are tried up to five times within
+ * their deadline, after the time that the server asks for (grpc-retry-pushback-ms). Give mutations a
+ * {@code request_id}: it is the same in every try, so that none takes effect twice.
  */
 public final class Channels {
     private static final int MAX_MESSAGE_BYTES = 4 * 1024 * 1024;
@@ -28,7 +27,8 @@ public final class Channels {
 
     /** A channel in plain text to the server named by the variable MOORAGE_SERVER, else to 127.0.0.1:50061. */
     public static ManagedChannelBuilder<?> newBuilder() {
-        String target = Optional.ofNullable(System.getenv("MOORAGE_SERVER")).filter(name -> !name.isEmpty()).orElse("127.0.0.1:50061");
+        String named = System.getenv("MOORAGE_SERVER");
+        String target = named == null || named.isEmpty() ? "127.0.0.1:50061" : named;
         return newBuilder(target, InsecureChannelCredentials.create());
     }
 

@@ -22,7 +22,6 @@ import io.grpc.stub.ClientCalls;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -44,7 +43,7 @@ class ConformanceTest {
     @TestFactory
     Stream<DynamicTest> conformance() throws IOException {
         assertNotNull(System.getenv(SERVER), SERVER + " names no server");
-        Path path = Path.of(Optional.ofNullable(System.getenv("MOORAGE_CONFORMANCE")).orElse("../../proto/conformance/cases.json"));
+        Path path = Path.of(System.getenv().getOrDefault("MOORAGE_CONFORMANCE", "../../proto/conformance/cases.json"));
         return JsonParser.parseString(Files.readString(path)).getAsJsonArray().asList().stream()
                 .map(JsonElement::getAsJsonObject)
                 .filter(found -> System.getenv(server(found)) != null)
@@ -98,8 +97,9 @@ class ConformanceTest {
             long until = System.nanoTime() + (long) (within * 1e9);
             while (true) {
                 Answer answer = call(step.get("call").getAsString(), filled(step.get("request")));
-                JsonObject expected = step.has("expect") ? step.getAsJsonObject("expect") : new JsonObject();
-                List<String> problems = Comparison.problems(filled(expected).getAsJsonObject(), answer.failure(), answer.response());
+                JsonElement expected = filled(step.has("expect") ? step.get("expect") : new JsonObject());
+                List<String> problems =
+                        Comparison.problems(expected.getAsJsonObject(), answer.failure(), answer.response());
                 if (problems.isEmpty() && step.has("save")) {
                     step.getAsJsonObject("save").asMap().forEach((name, path) ->
                             variables.put(name, Comparison.at(answer.response(), path.getAsString()).getAsString()));
@@ -119,7 +119,8 @@ class ConformanceTest {
             CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(30, TimeUnit.SECONDS);
             try {
                 Message answer = ClientCalls.blockingUnaryCall(channel, method, options, builder.build());
-                return new Answer(Optional.empty(), JsonParser.parseString(JsonFormat.printer().print(answer)).getAsJsonObject());
+                String json = JsonFormat.printer().print(answer);
+                return new Answer(Optional.empty(), JsonParser.parseString(json).getAsJsonObject());
             } catch (StatusRuntimeException error) {
                 return new Answer(Optional.of(Failure.of(error)), new JsonObject());
             }
@@ -163,7 +164,8 @@ class ConformanceTest {
             if (name.startsWith("uuid_")) {
                 return variables.computeIfAbsent(name, unused -> UUID.randomUUID().toString());
             }
-            return Optional.ofNullable(variables.get(name)).orElseThrow(() -> new AssertionError("nothing was saved as " + name));
+            return Optional.ofNullable(variables.get(name))
+                    .orElseThrow(() -> new AssertionError("nothing was saved as " + name));
         }
     }
 }

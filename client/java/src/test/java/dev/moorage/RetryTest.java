@@ -38,7 +38,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** What a channel does with failures by itself, against a server of the test's own. */
-@Timeout(30)
+@Timeout(60)
 class RetryTest {
     private static final Metadata.Key<String> PUSHBACK =
             Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER);
@@ -55,7 +55,10 @@ class RetryTest {
 
     @BeforeEach
     void start() throws IOException {
-        server = Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create()).addService(service).build().start();
+        server = Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
+                .addService(service)
+                .build()
+                .start();
         channel = Channels.newBuilder("127.0.0.1:" + server.getPort(), InsecureChannelCredentials.create()).build();
         scheduler = SchedulerServiceGrpc.newBlockingStub(channel);
     }
@@ -74,7 +77,8 @@ class RetryTest {
         assertEquals(Decision.DECISION_PLACE, scheduler.admit(REQUEST).getDecision());
         assertEquals(Collections.nCopies(3, REQUEST), service.requests());
         // The service config alone would wait 0.2 s, then 0.4 s, each 20 % more at most.
-        assertTrue(service.gapsMs().stream().allMatch(gap -> gap >= PUSHBACK_MS - 5), "tried again after " + service.gapsMs());
+        List<Long> gaps = service.gapsMs();
+        assertTrue(gaps.stream().allMatch(gap -> gap >= PUSHBACK_MS - 5), "tried again after " + gaps);
     }
 
     @Test
@@ -163,7 +167,8 @@ class RetryTest {
             List<Arrival> ordered = List.copyOf(arrivals);
             List<Long> gaps = new ArrayList<>();
             for (int index = 1; index < ordered.size(); index++) {
-                gaps.add(TimeUnit.NANOSECONDS.toMillis(ordered.get(index).atNanos() - ordered.get(index - 1).atNanos()));
+                long gap = ordered.get(index).atNanos() - ordered.get(index - 1).atNanos();
+                gaps.add(TimeUnit.NANOSECONDS.toMillis(gap));
             }
             return gaps;
         }

@@ -24,7 +24,7 @@ final class Engine {
         this.pool = pool;
     }
 
-    /** Reports an engine with room for 96 blocks of 16 tokens, until the timer ends. Returns once the first is taken. */
+    /** Reports an engine with room for 96 blocks of 16 tokens, until the timer ends. Returns once one is taken. */
     static void start(SchedulerServiceBlockingStub scheduler, String pool, ScheduledExecutorService timer) {
         Engine engine = new Engine(scheduler, pool);
         long intervalMs = engine.report();

@@ -35,13 +35,13 @@ import java.util.concurrent.TimeUnit;
 /**
  * A router's loop: rollouts are admitted, placed turn by turn, kept alive, and released however they end.
  *
- * <p>MOORAGE_SERVER names the server. MOORAGE_POOL names a pool with engines; without it the example brings a pool and a
- * stand-in for an engine of its own.
+ * <p>MOORAGE_SERVER names the server. MOORAGE_POOL names a pool with engines; without it the example brings a pool and
+ * a stand-in for an engine of its own.
  */
 public final class Router {
     /** Short, so that the example is told why it waits; the limit is 10 minutes. */
     private static final Duration MAX_WAIT = Durations.fromSeconds(1);
-    private static final Duration LEASE = Durations.fromMillis(1_500);
+    private static final Duration LEASE = Durations.fromSeconds(3);
     private static final java.time.Duration TIMEOUT = java.time.Duration.ofSeconds(10);
     private static final long MAX_CONTEXT_TOKENS = 512;
     private static final long OUTPUT_TOKENS = 64;
@@ -211,7 +211,7 @@ public final class Router {
         }
     }
 
-    /** Ends the session; one that never got in leaves the queue. Outside of its life: what is not released blocks others. */
+    /** Ends the session, outside of its life: what is not released blocks others. One that waits leaves the queue. */
     private void release(Session session, Outcome outcome) {
         ReleaseRequest.Builder request = ReleaseRequest.newBuilder()
                 .setPool(pool)
@@ -269,7 +269,8 @@ public final class Router {
         }
         Failure failure = Failure.of(failed);
         say(session, "failed: " + failure.message() + " [" + failure.reason().orElse(failure.code().name()) + "]");
-        failure.fieldViolations().forEach(found -> say(session, "  " + found.getField() + ": " + found.getDescription()));
+        failure.fieldViolations()
+                .forEach(found -> say(session, "  " + found.getField() + ": " + found.getDescription()));
         failure.metadata().forEach((name, value) -> say(session, "  " + name + " = " + value));
         failure.retryAfter().ifPresent(delay -> say(session, "  try again after " + delay.toMillis() + " ms"));
     }

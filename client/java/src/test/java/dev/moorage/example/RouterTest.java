@@ -24,7 +24,7 @@ class RouterTest {
             "wrong", "FAILED: nothing to release");
 
     @Test
-    @Timeout(60)
+    @Timeout(120)
     void everyRolloutEndsAsItShould() throws Exception {
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         Router.demonstrate(new PrintStream(printed, true, StandardCharsets.UTF_8), Optional.empty());
@@ -32,7 +32,9 @@ class RouterTest {
         List<String> lines = text.lines().toList();
 
         ENDS.forEach((session, end) -> {
-            String last = lines.stream().filter(line -> line.startsWith(session + ": ")).reduce("", (earlier, later) -> later);
+            String last = lines.stream()
+                    .filter(line -> line.startsWith(session + ": "))
+                    .reduce("", (earlier, later) -> later);
             assertTrue(last.startsWith(session + ": " + end), session + " ended with " + last);
         });
         for (String pattern : List.of(
