@@ -28,20 +28,22 @@ def main() -> int:
             failed |= bool(os.environ.get("CI"))
             continue
         with tempfile.TemporaryDirectory() as out:
-            subprocess.run([home / "generate.sh", out if check else home], env=environment(), check=True)
-            stale = _stale(Path(out), home) if check else []
-        for name in stale:
+            done = subprocess.run([home / "generate.sh", out if check else home], env=environment(), check=False)
+            old = stale(Path(out), home) if check and done.returncode == 0 else []
+        for name in old:
             print(f"error: client/{language.directory}/{name} is stale: run `make stubs`", file=sys.stderr)
-        if not stale:
+        if done.returncode != 0:
+            print(f"error: client/{language.directory}/generate.sh failed", file=sys.stderr)
+        elif not old:
             print(f"client/{language.directory}: generated code is up to date")
-        failed |= bool(stale)
+        failed |= bool(old) or done.returncode != 0
     return 1 if failed else 0
 
 
-def _stale(fresh: Path, home: Path) -> list[str]:
+def stale(fresh: Path, home: Path) -> list[str]:
     """Files that differ, are missing, or are generated no more: of the kinds, and where, that are generated."""
     names = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
-    kinds = {(name.parent, "".join(name.suffixes)) for name in names}
+    kinds = {(name.parent, "".join(name.suffixes)) for name in names if name.suffix}
     there = {path.relative_to(home) for parent, suffix in kinds for path in (home / parent).glob(f"*{suffix}")}
     return sorted(
         str(name)

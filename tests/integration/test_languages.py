@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.integration.languages import BUILD_S, LANGUAGES, TEST_S, Language, Tool, run, toolchain, wanted
+from tests.integration.languages import BUILD_S, CLIENTS, LANGUAGES, TEST_S, Language, Tool, run, toolchain, wanted
 
 pytestmark = pytest.mark.timeout(BUILD_S + TEST_S)
 
@@ -39,3 +40,25 @@ def test_tools_that_will_not_do_are_told(
         (tmp_path / tool.program).chmod(0o755)
     expected = problem.replace("tool 2.1", f"{tool.program} 2.1")
     assert wanted(Language("nowhere", (tool,), (), ())) == ({tool: expected} if problem else {})
+
+
+def test_stale_stubs_are_told(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("stubs", CLIENTS.parent / ".ci/stubs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    stubs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stubs)
+    fresh, home = tmp_path / "fresh", tmp_path / "home"
+    for path, text in {
+        fresh / "v1/same.pb.go": "1",
+        fresh / "v1/changed.pb.go": "2",
+        fresh / "v1/new.pb.go": "1",
+        home / "v1/same.pb.go": "1",
+        home / "v1/changed.pb.go": "1",
+        home / "v1/gone.pb.go": "1",
+        home / "v1/handwritten.go": "1",
+        home / "README.md": "1",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert stubs.stale(fresh, home) == ["v1/changed.pb.go", "v1/gone.pb.go", "v1/new.pb.go"]

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -29,27 +30,40 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	connection, err := Dial(*server)
+	if failed := play(ctx, *server, *pool, *sessions, uint32(*turns), log.Printf); failed > 0 {
+		log.Fatalf("%d of %d sessions failed", failed, *sessions)
+	}
+}
+
+// play runs some sessions at once and returns how many failed.
+func play(
+	ctx context.Context, server, pool string, sessions int, turns uint32, logf func(string, ...any),
+) (failed int32) {
+	connection, err := Dial(server)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer connection.Close()
-	router := NewRouter(ctx, moorv1.NewSchedulerServiceClient(connection), *pool, log.Printf)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	router := NewRouter(ctx, moorv1.NewSchedulerServiceClient(connection), pool, logf)
 
 	run, group := uuid.NewString()[:8], sync.WaitGroup{}
-	for n := range *sessions {
+	for n := range sessions {
 		group.Add(1)
 		go func() {
 			defer group.Done()
 			sample := Sample{
 				ID: run + "-" + strconv.Itoa(n), Class: "agentic", Group: run, PromptTokens: 1000, MaxContextTokens: 8192,
 			}
-			if err := router.Run(ctx, sample, pretend(sample.PromptTokens, uint32(*turns))); err != nil {
-				log.Printf("%s: %s", sample.ID, describe(err))
+			if err := router.Run(ctx, sample, pretend(sample.PromptTokens, turns)); err != nil {
+				logf("%s: %s", sample.ID, describe(err))
+				atomic.AddInt32(&failed, 1)
 			}
 		}()
 	}
 	group.Wait()
+	return failed
 }
 
 // pretend stands for the engine: each turn takes a moment, finds the turns before it in the cache, and adds tokens.

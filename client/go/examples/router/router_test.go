@@ -126,6 +126,14 @@ func TestSessionsTakeTheirTurns(t *testing.T) {
 	w.ended(t, 3, 3)
 }
 
+func TestPlay(t *testing.T) {
+	w := newWorld(t)
+	if failed := play(t.Context(), os.Getenv("MOORAGE_SERVER"), w.pool, 3, 2, t.Logf); failed > 0 {
+		t.Errorf("%d sessions failed", failed)
+	}
+	w.ended(t, 3, 3)
+}
+
 func TestFailureReleases(t *testing.T) {
 	w, broken := newWorld(t), errors.New("engine broke")
 	err := w.Run(t.Context(), sample, func(context.Context, uint32, *moorv1.Placement) (Report, error) {
