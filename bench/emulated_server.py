@@ -2,8 +2,8 @@
 
 `python -m bench.emulated_server --engines 2 --server HOST:PORT --pool POOL` prints one URL a line and serves until
 SIGTERM. `/v1/completions` takes token ids and streams them; `/v1/chat/completions` takes messages whose words stand for
-a token each, and calls the first tool it is offered until `--tool-turns` results are in the conversation. Nothing the
-model says means anything: lengths are as asked for, and time and cache are those of `bench.emulator`.
+a token each, and calls the first tool it is offered until `--tool-turns` results are in the conversation, or for ever
+where tool_choice is "required". Nothing the model says means anything: lengths are as asked for, and time and cache are those of `bench.emulator`.
 """
 
 import argparse
@@ -75,7 +75,8 @@ class HttpEngine:
         body = await request.json()
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "model": MODEL, "created": int(time.time())}
         results = sum(message["role"] == "tool" for message in body["messages"])
-        calls_tool = bool(body.get("tools")) and results < self._tool_turns
+        wants = body.get("tool_choice") == "required" or results < self._tool_turns
+        calls_tool = bool(body.get("tools")) and wants
 
         def message(tokens: list[int], finish: str | None, role: bool) -> dict[str, Any]:
             content: dict[str, Any] = {"content": words(tokens)}
@@ -197,7 +198,9 @@ def usage(prompt: list[int], done: Completion) -> dict[str, Any]:
 async def serving(number: int, incarnation: str, blocks: int, tool_turns: int) -> AsyncIterator[EmulatedEngine]:
     """One engine on a free port of loopback; its endpoint is its URL."""
     runner: web.AppRunner | None = None
-    config = replace(engine_config(number, incarnation), num_blocks=blocks + 1, weight_version="")
+    config = engine_config(number, incarnation)
+    most = min(config.max_context, blocks * config.block_size)
+    config = replace(config, num_blocks=blocks + 1, max_context=most, weight_version="")
     engine = EmulatedEngine(config)
     async with EmulatedBackend(engine) as backend:
         app = HttpEngine(backend, tool_turns).application()

@@ -58,7 +58,9 @@ def options(what: str | None) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def standing(chosen: argparse.Namespace, *pool_options: str, blocks: int = 192, proxy: Sequence[str] = ()) -> Iterator[Rig]:
+def standing(
+    chosen: argparse.Namespace, *pool_options: str, blocks: int = 192, proxy: Sequence[str] = ()
+) -> Iterator[Rig]:
     """All that is missing, running; with `proxy` options also `moorage proxy`.
 
     `pool_options` go to `moorage config set`; `blocks` are the KV blocks of an emulated engine, of 16 tokens each.
