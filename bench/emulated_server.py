@@ -3,7 +3,8 @@
 `python -m bench.emulated_server --engines 2 --server HOST:PORT --pool POOL` prints one URL a line and serves until
 SIGTERM. `/v1/completions` takes token ids and streams them; `/v1/chat/completions` takes messages whose words stand for
 a token each, and calls the first tool it is offered until `--tool-turns` results are in the conversation, or for ever
-where tool_choice is "required". Nothing the model says means anything: lengths are as asked for, and time and cache are those of `bench.emulator`.
+where tool_choice is "required". Nothing the model says means anything: lengths are as asked for, and time and cache are
+those of `bench.emulator`.
 """
 
 import argparse
@@ -25,11 +26,15 @@ from aiohttp import web
 
 from bench.backends import Completion, EmulatedBackend
 from bench.demo import HEARTBEAT_S, engine_config, send_snapshots
-from bench.emulator import EmulatedEngine
+from bench.emulator import CostModel, EmulatedEngine
 from bench.workload import FIRST_TOKEN, TOKEN_COUNT, token_ids
 from moorage import AsyncClient
 
 MODEL = "tiny"
+#: Half of what a step of the demo's engines takes.
+COSTS = CostModel(
+    step_overhead_s=0.004_5, prefill_token_s=0.000_1, prefill_context_s=0.0, decode_seq_s=0.000_35, decode_context_s=3e-7
+)
 
 Emit = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -200,7 +205,7 @@ async def serving(number: int, incarnation: str, blocks: int, tool_turns: int) -
     runner: web.AppRunner | None = None
     config = engine_config(number, incarnation)
     most = min(config.max_context, blocks * config.block_size)
-    config = replace(config, num_blocks=blocks + 1, max_context=most, weight_version="")
+    config = replace(config, num_blocks=blocks + 1, max_context=most, weight_version="", costs=COSTS)
     engine = EmulatedEngine(config)
     async with EmulatedBackend(engine) as backend:
         app = HttpEngine(backend, tool_turns).application()

@@ -30,6 +30,7 @@ from rig import options, standing
 from moorage import Client, Held, Rejected, Session, prefix_hashes
 from moorage.v1.inspector_pb2 import GetPoolRequest, ListInstancesRequest, ListSessionsRequest
 from moorage.v1.operator_pb2 import BeginWeightUpdateRequest, EndWeightUpdateRequest
+from moorage.v1.scheduler_pb2 import PHASE_HELD
 
 ACTORS, THREADS = 3, 6
 GROUP_SIZE = 4
@@ -185,12 +186,13 @@ class Driver:
         self.paused: list[Trajectory] = []
         self.running: dict[Future[Trajectory], tuple[Actor, Trajectory]] = {}
 
+    def load(self, actor: Actor) -> int:
+        """Samples that an actor has."""
+        return sum(whose is actor for whose, _ in self.running.values())
+
     def start(self, t: Trajectory) -> None:
         """Hands a sample to the actor that has the fewest."""
-        load = {id(actor): 0 for actor in self.actors}
-        for actor, _ in self.running.values():
-            load[id(actor)] = load.get(id(actor), 0) + 1
-        actor = min(self.actors, key=lambda actor: load[id(actor)])
+        actor = min(self.actors, key=self.load)
         self.running[actor.call("rollout", t)] = (actor, t)
 
     def start_groups(self) -> None:
@@ -216,7 +218,7 @@ class Driver:
                     finished += 1
             if kill_after is not None and finished >= kill_after:
                 kill_after = None
-                os.kill(self.actors[0].call("pid").result(), signal.SIGKILL)
+                os.kill(max(self.actors, key=self.load).call("pid").result(), signal.SIGKILL)
             if not last:
                 self.start_groups()
         return batch
@@ -249,17 +251,19 @@ class Driver:
     def bury(self, actor: Actor) -> None:
         """A worker died. Its sessions live on for a lease: who admits one again finds it at its home.
 
-        One is started over as another session instead, to show that a session nobody asks for goes by itself.
+        One that was inside starts over as another session instead, to show that a session nobody takes up goes too.
         """
         self.actors.remove(actor)
         theirs = {future: t for future, (whose, t) in self.running.items() if whose is actor}
         for future in theirs:
             del self.running[future]
-        orphan, *others = theirs.values()
-        print(f"  a worker died: {len(others)} sessions go on elsewhere, {orphan.session_id} starts over", flush=True)
-        for t in others:
-            self.start(t)
-        self.start(orphan.start_over(self.version))
+        living = self.client.inspector.ListSessions(ListSessionsRequest(pool=self.client.pool)).sessions
+        inside = {session.session_id for session in living if session.phase != PHASE_HELD}
+        orphan = next((t for t in theirs.values() if t.session_id in inside), None)
+        for t in theirs.values():
+            self.start(t if t is not orphan else t.start_over(self.version))
+        left = "none" if orphan is None else orphan.session_id
+        print(f"  a worker died: {len(theirs)} samples go on elsewhere, left to its lease: {left}", flush=True)
 
     def pause_all(self) -> list[list[Trajectory]]:
         """Stops the actors and takes everything back; a few samples are done by then all the same."""
@@ -312,7 +316,7 @@ class Driver:
         print(
             f"step {number}: {len(samples)} samples of {len(batch)} whole groups, resumed {len(resumed)}, "
             f"stale {self.stale - stale_before}, paused {len(self.paused)}, hits {cached / max(1, prompted):.2f}, "
-            f"longest wait {max(t.waited for t in samples):.1f} s, weights {self.version}",
+            f"longest wait {max((t.waited for t in samples), default=0.0):.1f} s, weights {self.version}",
             flush=True,
         )
 

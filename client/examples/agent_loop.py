@@ -126,6 +126,7 @@ class Trainer:
         except Rejected as refused:
             if refused.reason != "STALENESS_LIMIT":
                 raise
+            print(f"  stale: {t.session_id}: {refused.hold.detail}; starts over", flush=True)
             return False
         finally:
             t.inside.set()
@@ -242,7 +243,6 @@ class Trainer:
     def refused(self, t: Trajectory) -> Trajectory:
         """What to do about a sample that is too stale."""
         self.stale += 1
-        print(f"  stale: {t.session_id} of version {t.version}, weights are at {self.version}: starts over", flush=True)
         again = t.start_over(self.version)
         again.tokens = [*again.prompt]
         return again
@@ -296,11 +296,13 @@ async def train(server: str, pool: str, chosen: argparse.Namespace) -> None:
                 samples = [t for group in batch for t in group]
                 assert all(abs(sum(advantages(group))) < 1e-3 for group in batch)
                 prompted, cached = sum(t.prompted for t in samples), sum(t.cached for t in samples)
+                wait = max((t.waited for t in samples), default=0.0)
+                versions = max((len(t.served_by) for t in samples), default=0)
                 print(
                     f"step {step}: {len(samples)} samples of {len(batch)} whole groups, resumed {resumed}, "
                     f"stale {trainer.stale - stale}, paused {len(trainer.paused)}, waiting {len(trainer.waiting)}, "
-                    f"hits {cached / max(1, prompted):.2f}, longest wait {max(t.waited for t in samples):.1f} s, "
-                    f"weights {trainer.version}, up to {max(len(t.served_by) for t in samples)} versions in a sample",
+                    f"hits {cached / max(1, prompted):.2f}, longest wait {wait:.1f} s, "
+                    f"weights {trainer.version}, up to {versions} versions in a sample",
                     flush=True,
                 )
         finally:

@@ -7,7 +7,7 @@
 Headers say which session, class, group and policy version a request belongs to; `POST /finish_session` ends a session
 or pauses it. A held request is answered 429 with Retry-After, a sample that is too stale 422. The loop is that of
 `agent_loop.py`: whole groups, batches that stop early, what was paused first in the next step, weights that change
-while rollouts run (here with the command `moorage weights`). `--no-tools` is for engines without a parser of tool calls.
+while rollouts run (here with the command `moorage weights`). `--no-tools` is for engines that parse no tool calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import openai
 from rig import Rig, options, standing
 
 GROUP_SIZE = 4
-CONCURRENCY = 16
+CONCURRENCY = 12
 TRAIN_S, LOAD_S = 0.4, 0.4
 TURNS_WITHOUT_TOOLS = 3
 TOOLS: Any = [
@@ -183,6 +183,7 @@ class Trainer:
             except openai.UnprocessableEntityError as refused:
                 if refused.code != "STALENESS_LIMIT":
                     raise
+                print(f"  stale: {refused.message}; starts over", flush=True)
                 raise TooStale from refused
             else:
                 c.entered = True
@@ -240,11 +241,10 @@ class Trainer:
                     self.partial[group := f"g{self.begun}"] = []
                     for number in range(GROUP_SIZE):
                         start(Conversation(self.run, group, number, self.version))
-            if not running:
+            watched = {*running} if first.done() else {*running, first}
+            if not watched:
                 break
-            done, _ = await asyncio.wait(
-                {*running} if first.done() else {*running, first}, return_when="FIRST_COMPLETED"
-            )
+            done, _ = await asyncio.wait(watched, return_when="FIRST_COMPLETED")
             for task in done & running.keys():
                 c = running.pop(task)
                 try:
@@ -260,14 +260,12 @@ class Trainer:
                         batch.append(self.partial.pop(c.group))
             if not last and len(batch) >= self.groups:
                 self.stop.set()
-        await first
         self.waiting += fresh
         return batch
 
     def start_over(self, c: Conversation) -> Conversation:
         """What to do about a sample that is too stale: the same prompt again, with the present weights."""
         self.stale += 1
-        print(f"  stale: {c.session_id} of version {c.version}, weights are at {self.version}: starts over", flush=True)
         return Conversation(c.run, c.group, c.number, self.version, c.attempt + 1)
 
     async def update_weights(self, version: int) -> None:
@@ -303,12 +301,13 @@ async def train(rig: Rig, chosen: argparse.Namespace) -> None:
                 await update
                 samples = [c for group in batch for c in group]
                 prompted, cached = sum(c.prompted for c in samples), sum(c.cached for c in samples)
+                wait = max((c.waited for c in samples), default=0.0)
+                versions = max((len(c.served_by) for c in samples), default=0)
                 print(
                     f"step {step}: {len(samples)} samples of {len(batch)} whole groups, resumed {resumed}, "
                     f"stale {trainer.stale - stale}, paused {len(trainer.paused)}, waiting {len(trainer.waiting)}, "
                     f"hits {cached / max(1, prompted):.2f}, held (429) {trainer.busy - busy} times, "
-                    f"longest wait {max(c.waited for c in samples):.1f} s, weights {trainer.version}, "
-                    f"up to {max(len(c.served_by) for c in samples)} versions in a sample",
+                    f"longest wait {wait:.1f} s, weights {trainer.version}, up to {versions} versions in a sample",
                     flush=True,
                 )
         finally:
