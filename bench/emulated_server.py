@@ -33,7 +33,11 @@ from moorage import AsyncClient
 MODEL = "tiny"
 #: Half of what a step of the demo's engines takes.
 COSTS = CostModel(
-    step_overhead_s=0.004_5, prefill_token_s=0.000_1, prefill_context_s=0.0, decode_seq_s=0.000_35, decode_context_s=3e-7
+    step_overhead_s=0.004_5,
+    prefill_token_s=0.000_1,
+    prefill_context_s=0.0,
+    decode_seq_s=0.000_35,
+    decode_context_s=3e-7,
 )
 
 Emit = Callable[[Mapping[str, Any]], Awaitable[None]]

@@ -36,8 +36,8 @@ ACTORS, THREADS = 3, 6
 GROUP_SIZE = 4
 PROMPT_TOKENS, MAX_CONTEXT = 96, 1_024
 LEASE_S = 5.0
-#: How long a worker waits for a place before it looks whether it shall stop, in seconds.
-LOOK_S = 0.5
+#: How long a worker waits for a place before it looks whether it shall stop, and for a new home where one is lost.
+LOOK_S, MOVE_S = 0.5, 60.0
 
 
 @dataclass(frozen=True)
@@ -148,24 +148,24 @@ class RolloutWorker:
     def take_turn(self, session: Session, t: Trajectory) -> Trajectory:
         """One request: where moorage says, with what it used reported."""
         count = 6 if t.loops else Random(f"{t.session_id}:{t.turn}:length").randint(12, 28)
-        placed = session.place(prompt_tokens=len(t.tokens), prefix_hashes=prefix_hashes(t.tokens, self.block_size))
+        hashes = prefix_hashes(t.tokens, self.block_size)
+        placed = session.place(prompt_tokens=len(t.tokens), prefix_hashes=hashes, wait_timeout=MOVE_S)
         body = {
             "model": self.model, "prompt": t.tokens, "max_tokens": count, "ignore_eos": True, "return_token_ids": True
         }  # fmt: skip
         answer = self.http.post(f"{placed.endpoint.rstrip('/')}/v1/completions", json=body)
         answer.raise_for_status()
         content = answer.json()
-        cached = (content["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+        cached: int | None = (content["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
         session.report(phase="TOOL_WAIT", cached_tokens=cached, output_tokens=content["usage"]["completion_tokens"])
-        known = placed.number > 0 and cached is not None
         return replace(
             t,
             tokens=[*t.tokens, *content["choices"][0]["token_ids"]],
             turn=t.turn + 1,
             wants_tool=True,
             lease_token=session.lease_token,
-            prompted=t.prompted + (len(t.tokens) if known else 0),
-            cached=t.cached + (cached if known else 0),
+            prompted=t.prompted + (len(t.tokens) if placed.number and cached is not None else 0),
+            cached=t.cached + (cached or 0 if placed.number else 0),
         )
 
     def tool_result(self, t: Trajectory) -> list[int]:
@@ -259,7 +259,7 @@ class Driver:
             del self.running[future]
         living = self.client.inspector.ListSessions(ListSessionsRequest(pool=self.client.pool)).sessions
         inside = {session.session_id for session in living if session.phase != PHASE_HELD}
-        orphan = next((t for t in theirs.values() if t.session_id in inside), None)
+        orphan = next((t for t in theirs.values() if t.session_id in inside and not t.loops), None)
         for t in theirs.values():
             self.start(t if t is not orphan else t.start_over(self.version))
         left = "none" if orphan is None else orphan.session_id
@@ -279,21 +279,21 @@ class Driver:
         return batch
 
     def begin_update(self) -> None:
-        """From here on nobody new gets in; sessions inside go on."""
-        begin = BeginWeightUpdateRequest(pool=self.client.pool, weight_version=f"step-{self.version + 1}")
+        """From here on nobody new gets in; sessions inside go on. What is begun now will begin with these weights."""
+        self.version += 1
+        begin = BeginWeightUpdateRequest(pool=self.client.pool, weight_version=f"step-{self.version}")
         self.client.operator.BeginWeightUpdate(begin)
 
     def end_update(self) -> None:
         """The new weights are in force: those that wait get in, the ones with seniority first."""
-        self.version += 1
-        end = EndWeightUpdateRequest(
-            pool=self.client.pool, weight_version=f"step-{self.version}", policy_version=self.version
-        )
+        name = f"step-{self.version}"
+        end = EndWeightUpdateRequest(pool=self.client.pool, weight_version=name, policy_version=self.version)
         self.client.operator.EndWeightUpdate(end)
 
     def all_wait(self) -> None:
         """Until everything handed out is in moorage's queue."""
-        while self.client.inspector.GetPool(GetPoolRequest(pool=self.client.pool)).held_sessions < len(self.running):
+        request = GetPoolRequest(pool=self.client.pool)
+        while self.client.inspector.GetPool(request).held_sessions < sum(not call.done() for call in self.running):
             time.sleep(0.05)
 
     def step(self, number: int, *, last: bool) -> None:
@@ -344,7 +344,7 @@ def train(server: str, pool: str, chosen: argparse.Namespace) -> None:
         # Two threads more than rollouts, for the calls beside them.
         actors: list[Actor] = [kind(RolloutWorker, arguments, THREADS + 2) for _ in range(ACTORS)]
         driver = Driver(client, actors, chosen.groups)
-        client.operator.EndWeightUpdate(EndWeightUpdateRequest(pool=pool, weight_version="step-0", policy_version=0))
+        driver.end_update()
         stack.callback(driver.give_up)
         for number in range(1, chosen.steps + 1):
             driver.step(number, last=number == chosen.steps)

@@ -78,7 +78,9 @@ class Trajectory:
 
     def start_over(self, version: int) -> Trajectory:
         """The same sample from its prompt, with the present weights."""
-        return Trajectory(self.run, self.group, self.number, self.prompt, version, self.attempt + 1)
+        return Trajectory(
+            self.run, self.group, self.number, self.prompt, version, self.attempt + 1, tokens=[*self.prompt]
+        )
 
 
 class Trainer:
@@ -190,29 +192,37 @@ class Trainer:
         for t in resumed:
             start(t)
         first = asyncio.create_task(_all_inside(resumed))
-        while len(batch) < self.groups or last:
-            if first.done():
-                for t in fresh:
-                    start(t)
-                fresh = []
-                while not last and len(running) + GROUP_SIZE <= CONCURRENCY:
-                    for t in self.new_group():
-                        start(t)
-                if not running:
+        try:
+            while last or len(batch) < self.groups:
+                if first.done():
+                    while fresh:
+                        start(fresh.pop(0))
+                    while not last and len(running) + GROUP_SIZE <= CONCURRENCY:
+                        for t in self.new_group():
+                            start(t)
+                watched = {*running} if first.done() else {*running, first}
+                if not watched:
                     break
-            done, _ = await asyncio.wait(
-                {*running, first} - ({first} if first.done() else set()), return_when="FIRST_COMPLETED"
-            )
-            for task in done & running.keys():
-                t = running.pop(task)
-                if task.result():
-                    batch += self.finished(t)
-                else:
-                    start(self.refused(t))
-        first.cancel()
+                await asyncio.wait(watched, return_when="FIRST_COMPLETED")
+                for task in [task for task in running if task.done()]:
+                    t = running.pop(task)
+                    if task.result():
+                        batch += self.finished(t)
+                    else:
+                        start(self.refused(t))
+        finally:
+            first.cancel()
+            batch += await self.pause(running)
+            self.waiting += fresh
+        return batch
+
+    async def pause(self, running: dict[asyncio.Task[bool], Trajectory]) -> list[list[Trajectory]]:
+        """Cancels rollouts, which pauses them; groups that got whole in that moment."""
+        batch: list[list[Trajectory]] = []
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running)
         for task, t in running.items():
             if task.cancelled():
                 (self.paused if t.lease_token else self.waiting).append(t)
@@ -220,7 +230,6 @@ class Trainer:
                 batch += self.finished(t)
             else:
                 self.waiting.append(self.refused(t))
-        self.waiting += fresh
         return batch
 
     def new_group(self) -> list[Trajectory]:
@@ -243,9 +252,7 @@ class Trainer:
     def refused(self, t: Trajectory) -> Trajectory:
         """What to do about a sample that is too stale."""
         self.stale += 1
-        again = t.start_over(self.version)
-        again.tokens = [*again.prompt]
-        return again
+        return t.start_over(self.version)
 
     async def update_weights(self, version: int) -> None:
         """Trains on the last batch and loads the weights while rollouts run: new sessions wait, the others go on."""

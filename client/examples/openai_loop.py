@@ -137,7 +137,10 @@ class Trainer:
                 for choice in chunk.choices:
                     text += choice.delta.content or ""
                     for piece in choice.delta.tool_calls or ():
-                        call = piece if call is None else call
+                        if call is None:
+                            call = piece
+                        else:
+                            call.function.arguments += piece.function.arguments or ""
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if call is not None:
             function = {"name": call.function.name, "arguments": call.function.arguments}
@@ -238,14 +241,15 @@ class Trainer:
                     start(fresh.pop(0))
                 while not last and len(running) + GROUP_SIZE <= CONCURRENCY:
                     self.begun += 1
-                    self.partial[group := f"g{self.begun}"] = []
+                    name = f"g{self.begun}"
+                    self.partial[name] = []
                     for number in range(GROUP_SIZE):
-                        start(Conversation(self.run, group, number, self.version))
+                        start(Conversation(self.run, name, number, self.version))
             watched = {*running} if first.done() else {*running, first}
             if not watched:
                 break
-            done, _ = await asyncio.wait(watched, return_when="FIRST_COMPLETED")
-            for task in done & running.keys():
+            await asyncio.wait(watched, return_when="FIRST_COMPLETED")
+            for task in [task for task in running if task.done()]:
                 c = running.pop(task)
                 try:
                     task.result()
@@ -285,10 +289,10 @@ async def _all_inside(conversations: list[Conversation]) -> None:
 async def train(rig: Rig, chosen: argparse.Namespace) -> None:
     """Steps, and a line for each."""
     assert rig.proxy is not None
-    limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=rig.proxy, timeout=60.0, limits=limits, trust_env=False) as http,
-        openai.AsyncOpenAI(base_url=f"{rig.proxy}/v1", api_key="none", max_retries=0, http_client=http) as client,
+        httpx.AsyncClient(base_url=rig.proxy, timeout=60.0, trust_env=False) as http,
+        openai.DefaultAsyncHttpxClient(trust_env=False) as direct,
+        openai.AsyncOpenAI(base_url=f"{rig.proxy}/v1", api_key="none", max_retries=0, http_client=direct) as client,
     ):
         trainer = Trainer(rig, client, http, chosen)
         trainer.model = (await client.models.list()).data[0].id
