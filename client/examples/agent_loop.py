@@ -224,9 +224,9 @@ class Trainer:
         if running:
             await asyncio.wait(running)
         for task, t in running.items():
-            if task.cancelled():
+            if task.cancelled() and t.turn < t.turns:
                 (self.paused if t.lease_token else self.waiting).append(t)
-            elif task.result():
+            elif task.cancelled() or task.result():  # cancelled while it was released as COMPLETED: that stands
                 batch += self.finished(t)
             else:
                 self.waiting.append(self.refused(t))
