@@ -83,7 +83,9 @@ class RolloutWorker:
     """The actor. Its methods run in threads of one process: several rollouts at once, and `stop` beside them."""
 
     def __init__(self, server: str, pool: str, model: str, block_size: int) -> None:
-        self.client = Client(server, pool=pool)  # made here, in the actor's process: clients do not survive a fork
+        self.client = Client(
+            server, pool=pool, timeout=30.0
+        )  # made here, in the actor's process: clients do not survive a fork
         self.http = httpx.Client(timeout=60.0, limits=httpx.Limits(max_connections=None), trust_env=False)
         self.model, self.block_size = model, block_size
         self.stopping = threading.Event()
@@ -330,7 +332,7 @@ class Driver:
 def train(server: str, pool: str, chosen: argparse.Namespace) -> None:
     """Actors, steps, and what is left afterwards."""
     with ExitStack() as stack:
-        client = stack.enter_context(Client(server, pool=pool))
+        client = stack.enter_context(Client(server, pool=pool, timeout=30.0))
         found = client.inspector.ListInstances(ListInstancesRequest(pool=pool)).instances
         with httpx.Client(trust_env=False) as http:
             model = http.get(f"{found[0].snapshot.endpoint}/v1/models").json()["data"][0]["id"]

@@ -285,7 +285,7 @@ def advantages(group: list[Trajectory]) -> list[float]:
 async def train(server: str, pool: str, chosen: argparse.Namespace) -> None:
     """Steps, and a line for each."""
     async with (
-        AsyncClient(server, pool=pool) as client,
+        AsyncClient(server, pool=pool, timeout=30.0) as client,
         httpx.AsyncClient(timeout=60.0, limits=httpx.Limits(max_connections=None), trust_env=False) as http,
     ):
         found = (await client.inspector.ListInstances(ListInstancesRequest(pool=pool))).instances
