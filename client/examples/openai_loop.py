@@ -180,14 +180,14 @@ class Trainer:
                     extra_headers=headers,
                     extra_body={"ignore_eos": True},
                 )
-            except openai.RateLimitError as held:
-                self.busy += 1
-                await self.pause_for(float(held.response.headers["Retry-After"]))
-            except openai.UnprocessableEntityError as refused:
-                if refused.code != "STALENESS_LIMIT":
+            except openai.APIStatusError as error:
+                if error.status_code == 422 and error.code == "STALENESS_LIMIT":
+                    print(f"  stale: {error.message}; starts over", flush=True)
+                    raise TooStale from error
+                if "Retry-After" not in error.response.headers:
                     raise
-                print(f"  stale: {refused.message}; starts over", flush=True)
-                raise TooStale from refused
+                self.busy += error.status_code == 429  # held; 503: moorage does not answer just now
+                await self.pause_for(float(error.response.headers["Retry-After"]))
             else:
                 c.entered = True
                 c.inside.set()
