@@ -192,6 +192,12 @@ class Driver:
         """Samples that an actor has."""
         return sum(whose is actor for whose, _ in self.running.values())
 
+    def inside(self, actor: Actor) -> list[Trajectory]:
+        """Those of an actor's samples that moorage has let in."""
+        living = self.client.inspector.ListSessions(ListSessionsRequest(pool=self.client.pool)).sessions
+        inside = {session.session_id for session in living if session.phase != PHASE_HELD}
+        return [t for whose, t in self.running.values() if whose is actor and t.session_id in inside]
+
     def start(self, t: Trajectory) -> None:
         """Hands a sample to the actor that has the fewest."""
         actor = min(self.actors, key=self.load)
@@ -220,7 +226,8 @@ class Driver:
                     finished += 1
             if kill_after is not None and finished >= kill_after:
                 kill_after = None
-                os.kill(max(self.actors, key=self.load).call("pid").result(), signal.SIGKILL)
+                victim = max(self.actors, key=lambda actor: len(self.inside(actor)))
+                os.kill(victim.call("pid").result(), signal.SIGKILL)
             if not last:
                 self.start_groups()
         return batch
@@ -255,13 +262,11 @@ class Driver:
 
         One that was inside starts over as another session instead, to show that a session nobody takes up goes too.
         """
+        orphan = next((t for t in self.inside(actor) if not t.loops), None)
         self.actors.remove(actor)
         theirs = {future: t for future, (whose, t) in self.running.items() if whose is actor}
         for future in theirs:
             del self.running[future]
-        living = self.client.inspector.ListSessions(ListSessionsRequest(pool=self.client.pool)).sessions
-        inside = {session.session_id for session in living if session.phase != PHASE_HELD}
-        orphan = next((t for t in theirs.values() if t.session_id in inside and not t.loops), None)
         for t in theirs.values():
             self.start(t if t is not orphan else t.start_over(self.version))
         left = "none" if orphan is None else orphan.session_id

@@ -178,8 +178,8 @@ class Trainer:
 
     # --- one step
 
-    async def collect(self, *, last: bool) -> list[list[Trajectory]]:
-        """Rolls out until enough groups are whole (the last step: all), then pauses the rest."""
+    async def collect(self, update: asyncio.Task[None], *, last: bool) -> list[list[Trajectory]]:
+        """Rolls out until enough groups are whole (the last step: all) and `update` is in, then pauses the rest."""
         batch: list[list[Trajectory]] = []
         running: dict[asyncio.Task[bool], Trajectory] = {}
 
@@ -193,14 +193,14 @@ class Trainer:
             start(t)
         first = asyncio.create_task(_all_inside(resumed))
         try:
-            while last or len(batch) < self.groups:
+            while last or len(batch) < self.groups or not update.done():
                 if first.done():
                     while fresh:
                         start(fresh.pop(0))
                     while not last and len(running) + GROUP_SIZE <= CONCURRENCY:
                         for t in self.new_group():
                             start(t)
-                watched = {*running} if first.done() else {*running, first}
+                watched = {*running, *(task for task in (first, update) if not task.done())}
                 if not watched:
                     break
                 await asyncio.wait(watched, return_when="FIRST_COMPLETED")
@@ -298,7 +298,7 @@ async def train(server: str, pool: str, chosen: argparse.Namespace) -> None:
             for step in range(1, chosen.steps + 1):
                 resumed, stale = len(trainer.paused), trainer.stale
                 update = asyncio.create_task(trainer.update_weights(step - 1) if step > 1 else asyncio.sleep(0))
-                batch = await trainer.collect(last=step == chosen.steps)
+                batch = await trainer.collect(update, last=step == chosen.steps)
                 await update
                 samples = [t for group in batch for t in group]
                 assert all(abs(sum(advantages(group))) < 1e-3 for group in batch)

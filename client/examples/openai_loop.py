@@ -221,8 +221,8 @@ class Trainer:
 
     # --- one step
 
-    async def collect(self, *, last: bool) -> list[list[Conversation]]:
-        """Until enough groups are whole (the last step: all); the rest is paused."""
+    async def collect(self, update: asyncio.Task[None], *, last: bool) -> list[list[Conversation]]:
+        """Until enough groups are whole (the last step: all) and `update` is in; the rest is paused."""
         batch: list[list[Conversation]] = []
         running: dict[asyncio.Task[None], Conversation] = {}
 
@@ -245,7 +245,7 @@ class Trainer:
                     self.partial[name] = []
                     for number in range(GROUP_SIZE):
                         start(Conversation(self.run, name, number, self.version))
-            watched = {*running} if first.done() else {*running, first}
+            watched = {*running, *(task for task in (first, update) if not task.done())}
             if not watched:
                 break
             await asyncio.wait(watched, return_when="FIRST_COMPLETED")
@@ -262,7 +262,7 @@ class Trainer:
                     group.append(c)
                     if len(group) == GROUP_SIZE:
                         batch.append(self.partial.pop(c.group))
-            if not last and len(batch) >= self.groups:
+            if not last and len(batch) >= self.groups and update.done():
                 self.stop.set()
         self.waiting += fresh
         return batch
@@ -301,7 +301,7 @@ async def train(rig: Rig, chosen: argparse.Namespace) -> None:
             for step in range(1, chosen.steps + 1):
                 resumed, stale, busy = len(trainer.paused), trainer.stale, trainer.busy
                 update = asyncio.create_task(trainer.update_weights(step - 1) if step > 1 else asyncio.sleep(0))
-                batch = await trainer.collect(last=step == chosen.steps)
+                batch = await trainer.collect(update, last=step == chosen.steps)
                 await update
                 samples = [c for group in batch for c in group]
                 prompted, cached = sum(c.prompted for c in samples), sum(c.cached for c in samples)

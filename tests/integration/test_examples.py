@@ -172,6 +172,19 @@ def weights_changed(run: Run, times: int) -> None:
     assert begun == [f"step-{version}" for version in range(1, times + 1) for _ in range(2)]
 
 
+def somebody_lived_through_an_update(run: Run) -> None:
+    """Rollouts go on while weights are loaded."""
+    inside: set[str] = set()
+    for event in run.events:
+        if event.kind == "admit":
+            inside.add(event.session_id)
+        elif "outcome" in event.values:
+            inside.discard(event.session_id)
+        elif event.kind == "weights" and event.reason == "ended" and event.values["version"] != "step-0" and inside:
+            return
+    pytest.fail("nobody was inside when new weights came into force")
+
+
 @pytest.fixture
 def server(start: Start) -> Server:
     running = start("--embedded")
@@ -183,7 +196,7 @@ def server(start: Start) -> Server:
 def test_agents_in_asyncio(server: Server, pool: str) -> None:
     run = play(server, pool, str(EXAMPLES / "agent_loop.py"))
     weights_changed(run, times=3)
-    assert "up to 2 versions in a sample" in run.output, "rollouts go on while weights change, and learn of it"
+    somebody_lived_through_an_update(run)
 
 
 @pytest.mark.timeout(300)
@@ -207,7 +220,7 @@ def test_a_plain_openai_client_without_moorage(server: Server, pool: str) -> Non
     )
     run = play(server, pool, "-c", without, str(EXAMPLES), str(script))
     weights_changed(run, times=3)
-    assert "up to 2 versions in a sample" in run.output
+    somebody_lived_through_an_update(run)
     assert sum(map(int, re.findall(r"held \(429\) (\d+) times", run.output))) > 0
     # What the headers say arrived.
     classes = {event.values["class"] for event in run.of_kind("admit")}
