@@ -65,6 +65,7 @@ def standing(
 
     `pool_options` go to `moorage config set`; `blocks` are the KV blocks of an emulated engine, of 16 tokens each.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended
     logs = Path(tempfile.mkdtemp(prefix="moorage-example-"))
     pool = chosen.pool or f"example-{uuid.uuid4().hex[:8]}"
     with ExitStack() as stack:
