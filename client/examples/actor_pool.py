@@ -186,17 +186,20 @@ class Driver:
         self.begun = self.stale = 0
         self.partial: dict[str, list[Trajectory]] = {}
         self.paused: list[Trajectory] = []
+        self.pids = {id(actor): actor.call("pid").result() for actor in actors}
+        self.orphan: Trajectory | None = None
         self.running: dict[Future[Trajectory], tuple[Actor, Trajectory]] = {}
 
     def load(self, actor: Actor) -> int:
         """Samples that an actor has."""
         return sum(whose is actor for whose, _ in self.running.values())
 
-    def inside(self, actor: Actor) -> list[Trajectory]:
-        """Those of an actor's samples that moorage has let in."""
+    def inside(self) -> list[tuple[Actor, Trajectory]]:
+        """Samples that moorage has let in and that are not done."""
         living = self.client.inspector.ListSessions(ListSessionsRequest(pool=self.client.pool)).sessions
         inside = {session.session_id for session in living if session.phase != PHASE_HELD}
-        return [t for whose, t in self.running.values() if whose is actor and t.session_id in inside]
+        running = [sample for call, sample in self.running.items() if not call.done()]
+        return [(actor, t) for actor, t in running if t.session_id in inside and not t.loops]
 
     def start(self, t: Trajectory) -> None:
         """Hands a sample to the actor that has the fewest."""
@@ -224,10 +227,10 @@ class Driver:
                 if future in self.running:  # a dead actor's are settled together
                     batch += self.settle(future)
                     finished += 1
-            if kill_after is not None and finished >= kill_after:
+            if kill_after is not None and finished >= kill_after and (inside := self.inside()):
                 kill_after = None
-                victim = max(self.actors, key=lambda actor: len(self.inside(actor)))
-                os.kill(victim.call("pid").result(), signal.SIGKILL)
+                actor, self.orphan = inside[0]
+                os.kill(self.pids[id(actor)], signal.SIGKILL)
             if not last:
                 self.start_groups()
         return batch
@@ -262,14 +265,13 @@ class Driver:
 
         One that was inside starts over as another session instead, to show that a session nobody takes up goes too.
         """
-        orphan = next((t for t in self.inside(actor) if not t.loops), None)
         self.actors.remove(actor)
         theirs = {future: t for future, (whose, t) in self.running.items() if whose is actor}
         for future in theirs:
             del self.running[future]
         for t in theirs.values():
-            self.start(t if t is not orphan else t.start_over(self.version))
-        left = "none" if orphan is None else orphan.session_id
+            self.start(t if t is not self.orphan else t.start_over(self.version))
+        left = "none" if self.orphan is None else self.orphan.session_id
         print(f"  a worker died: {len(theirs)} samples go on elsewhere, left to its lease: {left}", flush=True)
 
     def pause_all(self) -> list[list[Trajectory]]:
