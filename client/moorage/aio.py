@@ -28,7 +28,7 @@ from moorage.messages import (
 )
 from moorage.renewal import AsyncRenewer
 from moorage.settings import DEFAULT_MAX_WAIT, ClientSettings, OutageLog
-from moorage.state import Fallback, OnUnavailable
+from moorage.state import Fallback, OnCancel, OnUnavailable
 from moorage.v1 import inspector_pb2_grpc, operator_pb2_grpc, scheduler_pb2_grpc
 from moorage.v1.scheduler_pb2 import (
     OUTCOME_ABORTED,
@@ -161,6 +161,7 @@ class AsyncClient:
         wait_timeout: float | None = None,
         readmit: bool = False,
         keep_place: bool = False,
+        on_cancel: OnCancel = "ABORTED",
         fallback: Fallback | None = None,
         **fields: Unpack[AdmitFields],
     ) -> AsyncSession:
@@ -173,6 +174,8 @@ class AsyncClient:
             wait_timeout: seconds to wait in all before Held is raised; None waits for ever.
             readmit: a session whose lease is lost enters again at its next place(), waiting as on entry.
             keep_place: leave the place in the queue when Held is raised, for a caller that comes back soon.
+            on_cancel: how the session ends when its caller is cancelled or interrupted, waiting or inside: "PAUSED"
+                keeps the seniority of one that stops early and goes on later.
             fallback: where the session goes unmanaged; None takes the client's.
             fields: what the session declares, see `AdmitFields`.
 
@@ -187,6 +190,7 @@ class AsyncClient:
             wait_timeout=wait_timeout,
             readmit=readmit,
             keep_place=keep_place,
+            on_cancel=on_cancel,
             fallback=fallback,
         )
         return AsyncSession(options, self._perform, self._renewer, self._outages)

@@ -9,12 +9,12 @@ from typing import Any, Self, TypeVar
 
 from moorage import flows
 from moorage.errors import MoorageError
-from moorage.handle import SessionHandle, outcome_of
+from moorage.handle import SessionHandle
 from moorage.messages import OutcomeLike, to_outcome
 from moorage.renewal import AsyncRenewer
 from moorage.settings import OutageLog
 from moorage.state import SessionOptions, SessionState, Stage, Turn
-from moorage.v1.scheduler_pb2 import OUTCOME_ABORTED, OUTCOME_PAUSED, Outcome, ReleaseResponse
+from moorage.v1.scheduler_pb2 import OUTCOME_PAUSED, Outcome, ReleaseResponse
 
 T = TypeVar("T")
 
@@ -25,8 +25,8 @@ class AsyncSession(SessionHandle):
     """A rollout session: admitted on entry, its lease renewed while it lives, released on every way out.
 
     Leaving the block releases as COMPLETED, with an exception as FAILED, and when cancelled or interrupted
-    (CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit) as ABORTED. The release runs to its end although the
-    task is cancelled, and cancellation goes on afterwards. One task at a time.
+    (CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit) as `on_cancel` says. The release runs to its end
+    although the task is cancelled, and cancellation goes on afterwards. One task at a time.
 
     Example:
         >>> async with client.session("sess-1", workload_class="agentic", prompt_tokens=1200) as s:  # doctest: +SKIP
@@ -49,7 +49,7 @@ class AsyncSession(SessionHandle):
         except Exception:
             raise
         except BaseException:
-            await release(self._state, OUTCOME_ABORTED, self._perform)
+            await release(self._state, to_outcome(self._state.options.on_cancel), self._perform)
             raise
         self._follow()
         return self
@@ -57,7 +57,7 @@ class AsyncSession(SessionHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.release(outcome_of(kind))
+        await self.release(self._outcome_of(kind))
 
     async def place(
         self,

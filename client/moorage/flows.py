@@ -36,6 +36,8 @@ from moorage.state import SessionState, Stage, Turn
 from moorage.v1.scheduler_pb2 import (
     DECISION_HOLD,
     DECISION_PLACE,
+    OUTCOME_ABORTED,
+    OUTCOME_PAUSED,
     AdmitResponse,
     Hold,
     Outcome,
@@ -219,7 +221,7 @@ def _send_place(
 def leave(state: SessionState, outcome: Outcome.ValueType) -> Flow[None]:
     """Ends the session, wherever it is. Never fails: what can not be delivered is logged, and ends with the lease."""
     if state.may_be_known:
-        yield from withdraw(state)
+        yield from withdraw(state, OUTCOME_PAUSED if outcome == OUTCOME_PAUSED else OUTCOME_ABORTED)
     if state.stage in (Stage.LIVING, Stage.LOST):
         yield from _release(state, outcome)
     state.stage = Stage.OVER
@@ -264,8 +266,8 @@ def _report(state: SessionState) -> Flow[None]:
         yield Call("Heartbeat", heartbeat_request(state.options.pool, sessions=sessions), state.options.timeout)
 
 
-def withdraw(state: SessionState) -> Flow[None]:
-    """Takes back a place in the queue, or an admission whose answer was not seen. Never fails.
+def withdraw(state: SessionState, outcome: Outcome.ValueType = OUTCOME_ABORTED) -> Flow[None]:
+    """Takes back a place in the queue, or an admission whose answer was not seen; PAUSED keeps seniority. Never fails.
 
     A Release without a token ends a held session and does nothing to an unknown one. It is refused if the session
     lives: then the Admit was granted, and its repeat tells the token.
@@ -273,12 +275,12 @@ def withdraw(state: SessionState) -> Flow[None]:
     timeout = state.options.timeout
     try:
         try:
-            yield Call("Release", state.withdrawal(), timeout)
+            yield Call("Release", state.withdrawal(outcome), timeout)
         except InvalidArgument:
             if state.asking is None:
                 raise
             answer: AdmitResponse = yield Call("Admit", state.asking, timeout)
-            yield Call("Release", state.withdrawal(answer.lease.token), timeout)
+            yield Call("Release", state.withdrawal(outcome, answer.lease.token), timeout)
     except MoorageError as error:
         logger.warning("session %r could not be withdrawn, and expires: %s", state.options.session_id, error)
     state.not_known()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from moorage.messages import PhaseLike, to_phase
+from moorage.messages import PhaseLike, to_outcome, to_phase
 from moorage.renewal import AsyncRenewer, Renewer
 from moorage.settings import OutageLog
 from moorage.state import SessionOptions, SessionState, Stage
 from moorage.v1.scheduler_pb2 import (
-    OUTCOME_ABORTED,
     OUTCOME_COMPLETED,
     OUTCOME_FAILED,
     PHASE_RUNNING,
@@ -81,6 +80,14 @@ class SessionHandle:
         return self._state.lease_ttl
 
     @property
+    def lease_token(self) -> str:
+        """Token of the lease; empty before the session is open. Whoever has it may release the session, anywhere.
+
+        It still counts after pause(): releasing the session with it, as ABORTED, gives up what was kept.
+        """
+        return self._state.lease_token
+
+    @property
     def turn(self) -> int | None:
         """Number of the current turn, from 0; None before the first."""
         return self._state.turn_number
@@ -142,6 +149,12 @@ class SessionHandle:
         """
         self._state.resume(turn)
 
+    def _outcome_of(self, error: type[BaseException] | None) -> Outcome.ValueType:
+        """COMPLETED without an error, FAILED with one, `on_cancel` where the caller was cancelled or interrupted."""
+        if error is None:
+            return OUTCOME_COMPLETED
+        return OUTCOME_FAILED if issubclass(error, Exception) else to_outcome(self._state.options.on_cancel)
+
     def _follow(self) -> None:
         """Renews the session while it lives, and says once that it is unmanaged."""
         if self._state.stage is Stage.LIVING:
@@ -153,10 +166,3 @@ class SessionHandle:
         outage, self._state.outage = self._state.outage, None
         if outage is not None:
             self._outages.met(outage)
-
-
-def outcome_of(error: type[BaseException] | None) -> Outcome.ValueType:
-    """COMPLETED without an error, FAILED with one, ABORTED where the caller was cancelled or interrupted."""
-    if error is None:
-        return OUTCOME_COMPLETED
-    return OUTCOME_FAILED if issubclass(error, Exception) else OUTCOME_ABORTED

@@ -9,12 +9,12 @@ from typing import Any, Self, TypeVar
 
 from moorage import flows
 from moorage.errors import MoorageError
-from moorage.handle import SessionHandle, outcome_of
+from moorage.handle import SessionHandle
 from moorage.messages import OutcomeLike, to_outcome
 from moorage.renewal import Renewer
 from moorage.settings import OutageLog
 from moorage.state import SessionOptions, SessionState, Stage, Turn
-from moorage.v1.scheduler_pb2 import OUTCOME_ABORTED, OUTCOME_PAUSED, Outcome, ReleaseResponse
+from moorage.v1.scheduler_pb2 import OUTCOME_PAUSED, Outcome, ReleaseResponse
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Session(SessionHandle):
     """A rollout session: admitted on entry, its lease renewed while it lives, released on every way out.
 
     Leaving the block releases as COMPLETED, with an exception as FAILED, and when interrupted (KeyboardInterrupt,
-    SystemExit, GeneratorExit) as ABORTED. One thread at a time, though any may report.
+    SystemExit, GeneratorExit) as `on_cancel` says. One thread at a time, though any may report.
 
     Example:
         >>> with client.session("sess-1", workload_class="agentic", prompt_tokens=1200) as s:  # doctest: +SKIP
@@ -48,7 +48,7 @@ class Session(SessionHandle):
         except Exception:
             raise
         except BaseException:
-            release(self._state, OUTCOME_ABORTED, self._perform)
+            release(self._state, to_outcome(self._state.options.on_cancel), self._perform)
             raise
         self._follow()
         return self
@@ -56,7 +56,7 @@ class Session(SessionHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.release(outcome_of(kind))
+        self.release(self._outcome_of(kind))
 
     def place(
         self,

@@ -12,7 +12,7 @@ from moorage.channel import ChannelOptions
 from moorage.credentials import Token
 from moorage.errors import Unavailable
 from moorage.messages import AdmitFields
-from moorage.state import Fallback, OnUnavailable, SessionOptions
+from moorage.state import Fallback, OnCancel, OnUnavailable, SessionOptions
 
 logger = logging.getLogger("moorage")
 
@@ -51,9 +51,12 @@ class ClientSettings:
         wait_timeout: float | None,
         readmit: bool,
         keep_place: bool,
+        on_cancel: OnCancel,
         fallback: Fallback | None,
     ) -> SessionOptions:
         """Options of one session. Raises ValueError where it may go unmanaged and has nowhere to go."""
+        if on_cancel not in get_args(OnCancel):
+            raise ValueError(f"on_cancel is {on_cancel!r}, not one of {get_args(OnCancel)}")
         chosen = self.fallback if fallback is None else fallback
         if self.on_unavailable == "admit" and not chosen:
             raise ValueError(
@@ -70,6 +73,7 @@ class ClientSettings:
             outage_patience=self.outage_patience,
             readmit=readmit,
             keep_place=keep_place,
+            on_cancel=on_cancel,
             on_unavailable=self.on_unavailable,
             fallback=chosen,
         )

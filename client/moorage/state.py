@@ -15,7 +15,6 @@ from moorage.errors import LeaseLost, Unavailable
 from moorage.messages import AdmitFields, admit_request, place_request, release_request, to_seconds
 from moorage.usage import TurnUsage, UsageLog
 from moorage.v1.scheduler_pb2 import (
-    OUTCOME_ABORTED,
     PHASE_RUNNING,
     PHASE_TOOL_WAIT,
     AdmitRequest,
@@ -36,8 +35,9 @@ from moorage.v1.scheduler_pb2 import (
 
 logger = logging.getLogger("moorage")
 
-#: What a session does while the control plane can not be reached.
+#: What a session does while the control plane can not be reached; how it ends when its caller is cancelled.
 OnUnavailable = Literal["fail", "admit"]
+OnCancel = Literal["ABORTED", "PAUSED"]
 
 #: Where unmanaged sessions go: a function from session id to endpoint, or endpoints to choose from by session id.
 Fallback = Callable[[str], str] | Sequence[str]
@@ -93,6 +93,7 @@ class SessionOptions:
     outage_patience: float
     readmit: bool
     keep_place: bool
+    on_cancel: OnCancel = "ABORTED"
     on_unavailable: OnUnavailable
     fallback: Fallback | None
 
@@ -374,11 +375,9 @@ class SessionState:
                 )
             return self.release
 
-    def withdrawal(self, lease_token: str = "") -> ReleaseRequest:
+    def withdrawal(self, outcome: Outcome.ValueType, lease_token: str = "") -> ReleaseRequest:
         """A Release for a session that never got to run; without a token it ends a held one only."""
-        return release_request(
-            self.options.pool, self.options.session_id, outcome=OUTCOME_ABORTED, lease_token=lease_token
-        )
+        return release_request(self.options.pool, self.options.session_id, outcome=outcome, lease_token=lease_token)
 
     # --- with the lock held
 

@@ -26,7 +26,9 @@ _OWN_UPSTREAM = frozenset(
     {"host", "content-length", "content-encoding", "expect", "accept-encoding", "x-session-end", "x-moorage-token",
      SESSION.lower(), RANK.lower()}
 )  # fmt: skip
-_OWN_DOWNSTREAM = frozenset({"content-length", "date", "server", "x-moorage-instance", "x-moorage-session"})
+_OWN_DOWNSTREAM = frozenset(
+    {"content-length", "date", "server", "x-moorage-instance", "x-moorage-policy-version", "x-moorage-session"}
+)
 
 
 def _end_to_end(headers: CIMultiDictProxy[str], drop: Iterable[str]) -> CIMultiDict[str]:
@@ -65,5 +67,7 @@ def downstream_headers(
     kept = _end_to_end(headers, _OWN_DOWNSTREAM)
     kept["X-Moorage-Session"] = session_id
     kept["X-Moorage-Instance"] = turn.placement.instance_id or turn.endpoint
+    if turn.placement.HasField("policy_version"):
+        kept["X-Moorage-Policy-Version"] = str(turn.placement.policy_version)
     kept.setdefault(REQUEST_ID, request_id)
     return kept

@@ -28,6 +28,7 @@ SESSION_FIELDS = ("session_id", "session_params.session_id", "vllm_xargs.session
 
 MAX_ID_BYTES = 256
 MAX_TOKENS = 2**40
+MAX_VERSION = 2**63 - 1
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -47,6 +48,7 @@ class Ticket:
         ends: the session is over with this request.
         prompt_tokens: tokens of the whole prompt; None where only the engine can tell.
         max_context_tokens: largest context of the session; None where nobody said.
+        policy_version: version of the weights that the session began with; None where nobody said.
     """
 
     session_id: str
@@ -58,6 +60,7 @@ class Ticket:
     ends: bool = False
     prompt_tokens: int | None = None
     max_context_tokens: int | None = None
+    policy_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Identifier:
             ends=ends or _says_end(headers, body),
             prompt_tokens=prompt_tokens,
             max_context_tokens=_max_context(headers, body, policy, prompt_tokens if ends else None),
+            policy_version=_header_tokens(headers, "X-Policy-Version", MAX_VERSION),
         )
 
     def _session_id(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:

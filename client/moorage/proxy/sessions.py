@@ -246,6 +246,7 @@ class SessionBook:
             "group_size": ticket.group_size,
             "prompt_tokens": ticket.prompt_tokens,
             "max_context_tokens": ticket.max_context_tokens,
+            "policy_version": ticket.policy_version,
             "lease_ttl": self._lease_s,
         }
         handle = self._client.session(

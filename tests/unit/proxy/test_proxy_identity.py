@@ -114,3 +114,12 @@ def test_sizes_are_declared_or_known_or_unknown() -> None:
 def test_what_can_not_be_is_refused_by_name(headers: dict[str, str], body: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequest, match=named):
         ticket(headers, body)
+
+
+def test_the_policy_version_comes_from_its_header() -> None:
+    assert ticket({"X-Session-ID": "s"}).policy_version is None
+    assert ticket({"X-Policy-Version": "0"}).policy_version == 0
+    assert ticket({"x-policy-version": str(2**63 - 1)}).policy_version == 2**63 - 1
+    for wrong in ("-1", "1.5", "step-7", str(2**63)):
+        with pytest.raises(BadRequest, match=rf"X-Policy-Version.*{2**63 - 1}.*{wrong}"):
+            ticket({"X-Policy-Version": wrong})

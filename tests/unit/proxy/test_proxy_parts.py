@@ -76,6 +76,15 @@ def test_hop_by_hop_headers_stay_here_and_repeated_ones_stay_repeated() -> None:
     }  # fmt: skip
 
 
+def test_the_policy_version_is_told_where_it_is_known_and_nobody_else_tells_it() -> None:
+    theirs = multi(("X-Moorage-Policy-Version", "9"))
+    assert "X-Moorage-Policy-Version" not in downstream_headers(theirs, turn(), "s-1", "r-1")
+    for version in (0, 7):
+        known = turn()
+        known.placement.policy_version = version
+        assert downstream_headers(theirs, known, "s-1", "r-1")["X-Moorage-Policy-Version"] == str(version)
+
+
 def test_the_rank_is_named_where_there_are_several() -> None:
     assert rank_header(turn(), set()) == {}
     assert rank_header(turn(2), set()) == {"X-data-parallel-rank": "2"}
