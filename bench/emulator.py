@@ -39,12 +39,12 @@ class CostModel:
 
 COSTS: Mapping[str, CostModel] = {
     "cpu": CostModel(),
-    # An accelerator, scaled as the workload is: a step of decoding takes about as long for many sequences as for few,
-    # and a cold prompt of the median length as long as a short turn of one.
+    # An accelerator: a step of decoding takes about as long for many sequences as for few. Prompts cost what it takes
+    # for the paper's collapse at high load (policy.md section 5: half of the rate lost at hit rates near zero).
     "accelerator": CostModel(
         step_overhead_s=0.008,
-        prefill_token_s=0.000_02,
-        prefill_context_s=2e-9,
+        prefill_token_s=0.000_06,
+        prefill_context_s=6e-9,
         decode_seq_s=0.000_03,
         decode_context_s=1e-8,
     ),

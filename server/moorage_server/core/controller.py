@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moorage_server.core import config as cfg
-from moorage_server.core import estimates, forecast, placement, pressure, quotas, watch
+from moorage_server.core import estimates, forecast, margin, placement, pressure, quotas, watch
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.labels import Memory
@@ -193,7 +193,8 @@ def _rule(
     gap_s = max((g for g in gaps if g is not None), default=0.0)
     capacity = instance.capacity(config)
     allocation = watched.allocation or 0.0
-    budget = forecast.budget(capacity, allocation, gap_s, brake.factor) if capacity is not None else 0
+    over = margin.over(watched.pace.gain(), _protected(instance, published))
+    budget = forecast.budget(capacity, allocation, gap_s, brake.factor, over) if capacity is not None else 0
     demand = _demand(pool, instance)
     room = int((capacity or 0) * brake.factor) if config.reference_caps else budget
     cap = _cap(config, instance, room, demand, published)
@@ -214,6 +215,16 @@ def _rule(
         signals=watched.signals(pool, instance, gap_s),
     )
     return ruling, {name: quota.blocks for name, quota in table.items()}
+
+
+def _protected(instance: Instance, published: Mapping[str, Published]) -> float:
+    """Share of the instance's blocks that classes of several turns hold; all of them while a class is unknown."""
+    held = {name: count for name, count in instance.by_class.items() if count > 0}
+    if not held or any(name not in published for name in held):
+        return 1.0
+    blocks = {name: count * published[name].reference_blocks for name, count in held.items()}
+    kept = math.fsum(n for name, n in blocks.items() if published[name].gap_s is not None)
+    return kept / math.fsum(blocks.values())
 
 
 def _demand(pool: Pool, instance: Instance) -> dict[str, float]:

@@ -138,11 +138,12 @@ def tokens_to_book(ask: Ask, model: Growth) -> int:
     return max(1, prior if ask.max_context_tokens is None else min(prior, ask.max_context_tokens))
 
 
-def budget(capacity: int, allocation_rate: float, gap_s: float, brake: float) -> int:
-    """Blocks that may be needed at any horizon: (C_w - a_w gap) x brake.
+def budget(capacity: int, allocation_rate: float, gap_s: float, brake: float, over: float = 0.0) -> int:
+    """Blocks that may be needed at any horizon: (C_w - a_w gap) x brake x (1 + over).
 
     An unreferenced block is evicted in LRU order, so what idle sessions hold survives only while the free list is
-    longer than what is allocated (``allocation_rate`` blocks per second) during their gaps (``gap_s``).
+    longer than what is allocated (``allocation_rate`` blocks per second) during their gaps (``gap_s``). ``over`` is how
+    much more than there is may be asked for where the engine's own queue does no harm (see ``margin``).
     """
     slack = min(allocation_rate * gap_s, _MOST_SLACK * capacity)
-    return max(1, int((capacity - slack) * brake))
+    return max(1, int((capacity - slack) * brake * (1.0 + over)))

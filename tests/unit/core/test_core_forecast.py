@@ -186,3 +186,8 @@ def test_published_estimates_become_a_model_once() -> None:
     one = published(growth=3.0, evidence=0.25)
     assert forecast.growth(one) is forecast.growth(published(growth=3.0, evidence=0.25))
     assert (forecast.growth(one).tokens_per_s, forecast.growth(one).evidence) == (3.0, 0.25)
+
+
+def test_more_than_there_is_only_where_it_is_allowed() -> None:
+    assert forecast.budget(800, 10.0, 2.0, 1.0) == 780
+    assert forecast.budget(800, 10.0, 2.0, 1.0, over=0.5) == 1170

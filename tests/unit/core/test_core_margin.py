@@ -57,3 +57,13 @@ def test_an_idle_look_says_nothing(running: float, rate: float) -> None:
 @pytest.mark.parametrize(("gain", "kept"), [(0.0, 1.0), (0.4, 0.6), (0.95, margin.LEAST), (1.0, margin.LEAST)])
 def test_the_more_a_session_brings_the_less_is_kept_free(gain: float, kept: float) -> None:
     assert math.isclose(margin.share(gain), kept)
+
+
+@pytest.mark.parametrize(
+    ("gain", "protected", "over"),
+    [(1.0, 0.0, 0.5), (0.4, 0.0, 0.2), (None, 0.0, 0.0), (1.0, 0.05, 0.0), (1.0, 0.3, 0.0)],
+)
+def test_beyond_the_budget_only_where_nobody_is_idle_between_turns(
+    gain: float | None, protected: float, over: float
+) -> None:
+    assert math.isclose(margin.over(gain, protected), over)
