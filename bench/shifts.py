@@ -5,7 +5,6 @@ that what was interrupted goes on: run the same command again.
 """
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,7 +82,8 @@ def play(names: Sequence[str], base: Case, options: argparse.Namespace) -> list[
         scenario = SCENARIOS[name]
         cases += [replace(shifted(base, scenario, options.at), seed=seed) for seed in seeds]
         cases += [replace(from_start(base, scenario), seed=seed) for seed in seeds]
-    records = runs.play(cases, options.jobs, options.cache, functools.partial(print, file=sys.stderr, flush=True))
+    with runs.Runs(options.jobs, options.cache, runs.say) as kept:
+        records = kept.play(cases)
     outcomes = []
     for n, name in enumerate(names):
         mine = records[2 * n * len(seeds) : 2 * (n + 1) * len(seeds)]
