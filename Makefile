@@ -29,11 +29,11 @@ run: $(INSTALLED_RUN) ## Play the demo: control plane, emulated engines, a mixed
 	@$(BIN)/python -m bench.demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED_DEV) $(INSTALLED_HELM) tools ## Run all tests, real Redis included
+test: $(INSTALLED_DEV) $(INSTALLED_HELM) tools $(if $(CI),toolchains) ## Run all tests, real Redis included
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: lint lint-style lint-types lint-api lint-lua
-lint: lint-style lint-types lint-api proto-check lint-lua ## Check style, types, protos, stubs and Lua scripts
+lint: lint-style lint-types lint-api proto-check stubs-check lint-lua ## Check style, types, protos, stubs and Lua scripts
 lint-style: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,6 +56,14 @@ proto-check: $(INSTALLED_GEN) ## Fail where client/moorage/v1 is not what proto/
 	then echo 'generated code is up to date'; \
 	else echo 'error: client/moorage/v1 is stale: run `make proto`' >&2; exit 1; fi
 
+.PHONY: stubs
+stubs: $(INSTALLED_DEV) proto ## Generate the stubs of all languages
+	@PYTHON=$(CURDIR)/.venv-gen/bin/python PYTHONPATH=. $(BIN)/python .ci/stubs.py
+
+.PHONY: stubs-check
+stubs-check: $(INSTALLED_DEV) $(INSTALLED_GEN) $(if $(CI),toolchains) ## Fail where stubs in other languages than Python are stale
+	@PYTHON=$(CURDIR)/.venv-gen/bin/python PYTHONPATH=. $(BIN)/python .ci/stubs.py --check
+
 .PHONY: chart-docs
 chart-docs: $(INSTALLED_DEV) ## Write the table of values in the chart's README
 	@$(BIN)/python .ci/chart_docs.py --write
@@ -67,11 +75,14 @@ setup: $(INSTALLED_DEV) $(INSTALLED_GEN) $(INSTALLED_HELM) tools ## Install ever
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-gen .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
-bench-processes bench-proxy bench-real bench-rpc: | redis
+bench-peers bench-processes bench-proxy bench-real bench-rpc: | redis
 bench-%: bench/%.py $(INSTALLED_RUN)
 	@$(BIN)/python -m bench.$* $(ARGS)
 
-.PHONY: tools redis
+.PHONY: tools toolchains redis
+# What can not be had fails the tests of its language, and no others.
+toolchains: $(INSTALLED_DEV) ## Install what builds and tests the stubs in other languages
+	-@PYTHONPATH=. $(BIN)/python .ci/toolchains.py
 tools:
 	@.ci/debian-packages redis-server=redis-server luacheck=lua-check
 redis:

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import ablation_report, runs
-from bench.emulator import EngineConfig
+from bench.emulator import COSTS, EngineConfig
 from bench.player import RunRecord
 from bench.simulate import Case
 from bench.summary import Figures, Wait, holds
 from bench.tuning import COARSE, STICKY, TUNED, Play, Sweep, steady, tune
 from bench.workload import TARGET_MIXTURE, WorkloadConfig
-from moorage_server.core.config import MISA, MISA_T, SESSION, STATIC
+from moorage_server.core.config import MISA, MISA_T, SESSION
 
 RESULTS = Path(__file__).parent / "results"
 LIVE_PER_ENGINE = 48
 UNLIMITED_BLOCKS = 6_000
-#: The static cap is swept so far around the best cap of the sticky router, which costs a fifth of the time to find.
-AROUND = 2
+CACHE_AWARE = "cache-aware"
 
 MIXES: Mapping[str, Mapping[str, float]] = {
     "agentic only": {"agentic": 1.0},
@@ -51,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rows at one number of engines, and the sweeps of moorage's static cap and of the sticky router's."""
+    """All rows at one number of engines, and the sweeps of the static caps: of the cache-aware router, and sticky."""
 
     engines: int
     rows: list[Row]
@@ -80,14 +79,18 @@ def safe_cap(case: Case) -> int:
 
 def variants(base: Case, best: int, best_sticky: int) -> dict[str, Case]:
     """Return the rows of the table, by name."""
-    unlimited = replace(base, router=STATIC, cap=base.live, blocks=UNLIMITED_BLOCKS)
+    unlimited = replace(base, router="sticky", cap=base.live, blocks=UNLIMITED_BLOCKS)
+    paper = replace(base, pool=replace(base.pool, reference_caps=True))
     return {
-        "static, 128K-safe": replace(base, router=STATIC, cap=safe_cap(base)),
-        TUNED: replace(base, router=STATIC, cap=best),
+        "static, 128K-safe": replace(base, router=CACHE_AWARE, cap=safe_cap(base)),
+        TUNED: replace(base, router=CACHE_AWARE, cap=best),
+        f"{SESSION}, paper's caps": replace(paper, router=SESSION),
+        f"{MISA}, paper's caps": replace(paper, router=MISA),
+        f"{MISA_T}, paper's caps": replace(paper, router=MISA_T),
         SESSION: replace(base, router=SESSION),
         MISA: replace(base, router=MISA),
         MISA_T: replace(base, router=MISA_T),
-        "static, high load": replace(base, router=STATIC, cap=base.live),
+        "static, high load": replace(base, router=CACHE_AWARE, cap=base.live),
         "least loaded, no admission": replace(base, router="least-loaded"),
         STICKY: replace(base, router="sticky", cap=best_sticky),
         "bound: unlimited KV": unlimited,
@@ -100,10 +103,9 @@ def row(name: str, records: Sequence[RunRecord], warmup_s: float) -> Row:
 
 
 def table(base: Case, seeds: Sequence[int], warmup_s: float, play: Play) -> Table:
-    """Tune the static cap, then play every variant on every seed."""
+    """Tune the static caps, then play every variant on every seed."""
     sticky = tune(replace(base, router="sticky"), seeds, warmup_s, play)
-    near = range(max(1, sticky.best - AROUND), sticky.best + AROUND + 1)
-    sweep = tune(replace(base, router=STATIC), seeds, warmup_s, play, near, rounds=0)
+    sweep = tune(replace(base, router=CACHE_AWARE), seeds, warmup_s, play)
     named = variants(base, sweep.best, sticky.best)
     records = play([replace(case, seed=seed) for case in named.values() for seed in seeds])
     count = len(seeds)
@@ -132,6 +134,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--replicas", type=int, nargs="*", default=[2, 4], help="numbers of engines of the main table [2 4]")
     add("--mixes", nargs="*", choices=MIXES, default=list(MIXES), metavar="MIX", help=f"{', '.join(MIXES)} [all]")
     add("--mix-seeds", type=int, default=3, help="seeds per case of the mixes [3]")
+    add("--costs", choices=COSTS, default="accelerator", help="kind of engine [accelerator]")
     add("--blocks", type=int, default=768, help="blocks per engine [768]")
     add("--jobs", type=int, default=2, help="processes [2]")
     add("--cache", type=Path, default=runs.default_directory(), help="where finished runs are kept [%(default)s]")
@@ -166,11 +169,12 @@ def compare(options: argparse.Namespace, play: Play) -> tuple[list[Table], list[
             LIVE_PER_ENGINE * engines,
             options.duration,
             workload=WorkloadConfig(),
+            costs=options.costs,
         )
         tables.append(table(base, seeds, options.warmup, play))
     for name in options.mixes:
         runs.say(f"== {name}")
-        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.duration)
+        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.duration, costs=options.costs)
         mixes.append(mix(name, base, range(1, options.mix_seeds + 1), options.warmup, play))
     return tables, mixes
 

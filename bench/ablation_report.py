@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench import runs
-from bench.emulator import EngineConfig
+from bench.emulator import COSTS, EngineConfig
 from bench.intervals import Interval, gains, interval
 from bench.summary import Figures
 from bench.tuning import STICKY, TUNED, Sweep
@@ -46,15 +46,15 @@ def markdown(
 ) -> str:
     """Return the whole report."""
     shares = " / ".join(f"{100 * share:.1f} % {name}" for name, share in mixture.items())
-    workload, engine = WorkloadConfig(), EngineConfig()
+    workload, engine = WorkloadConfig(), EngineConfig(costs=COSTS[options.costs])
     lines = [
         "# Ablation in virtual time",
         "",
         f"Made by `{command}` at commit {runs.commit()}: {options.duration:.0f} s of virtual time per run, the first "
         f"{options.warmup:.0f} s left out; contexts of up to {workload.max_context} tokens, groups of "
         f"{workload.group_size}, {shares} of sessions; engines of {options.blocks} blocks of {engine.block_size} "
-        f"tokens with {engine.costs}; 48 live rollouts per engine. All routers see the same sessions. Intervals are "
-        "95 % confidence of the mean over seeds (Student's t); differences are paired by seed.",
+        f"tokens, of kind `{options.costs}` ({engine.costs}); 48 live rollouts per engine. All routers see the same "
+        "sessions. Intervals are 95 % confidence of the mean over seeds (Student's t); differences are paired by seed.",
     ]
     for table in tables:
         lines += ["", f"## {table.engines} engines, {len(table.rows[0].figures)} seeds", ""]
@@ -65,14 +65,14 @@ def markdown(
             "",
         ]
         lines += _holds(table)
-        lines += ["", "The sweep of the static cap:", "", *_sweep(table.sweep)]
+        lines += ["", "The sweep of the static cap (cache-aware router):", "", *_sweep(table.sweep)]
         lines += ["", "And of the sticky router's:", "", *_sweep(table.sticky)]
-        lines += ["", f"![Sample rates](ablation-rates-{table.engines}.png)"]
-        lines += [f"![Static cap against {ADAPTIVE}](ablation-sweep-{table.engines}.png)"]
+        lines += ["", f"![Sample rates]({options.out.stem}-rates-{table.engines}.png)"]
+        lines += [f"![Static cap against {ADAPTIVE}]({options.out.stem}-sweep-{table.engines}.png)"]
     if mixes:
         lines += ["", f"## Other mixes, 2 engines, {len(mixes[0].adaptive.figures)} seeds", ""]
         lines += _mixes(mixes)
-        lines += ["", "![Mixes](ablation-mixes.png)"]
+        lines += ["", f"![Mixes]({options.out.stem}-mixes.png)"]
     return "\n".join(lines) + "\n"
 
 
@@ -156,7 +156,7 @@ def plot(tables: Sequence[Table], mixes: Sequence[Mix], report: Path) -> None:
         names = [row.name for row in table.rows]
         rates = [interval(row.rates) for row in table.rows]
         title = f"{table.engines} engines"
-        plots.bars(names, {"samples/min": rates}, title, report.with_name(f"ablation-rates-{table.engines}.png"))
+        plots.bars(names, {"samples/min": rates}, title, report.with_name(f"{report.stem}-rates-{table.engines}.png"))
         adaptive: Row = table.row(ADAPTIVE)
         hits = [f.continuation_hit_rate for f in adaptive.figures if f.continuation_hit_rate is not None]
         plots.sweep(
@@ -164,11 +164,11 @@ def plot(tables: Sequence[Table], mixes: Sequence[Mix], report: Path) -> None:
             interval(adaptive.rates),
             interval(hits) if hits else None,
             title,
-            report.with_name(f"ablation-sweep-{table.engines}.png"),
+            report.with_name(f"{report.stem}-sweep-{table.engines}.png"),
         )
     if mixes:
         series: dict[str, list[Interval]] = {
             "sticky router, best cap": [interval(mix.sweep.rates[mix.sweep.best]) for mix in mixes],
             ADAPTIVE: [interval(mix.adaptive.rates) for mix in mixes],
         }
-        plots.bars([mix.name for mix in mixes], series, "2 engines", report.with_name("ablation-mixes.png"))
+        plots.bars([mix.name for mix in mixes], series, "2 engines", report.with_name(f"{report.stem}-mixes.png"))

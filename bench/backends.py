@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from bench.emulator import EmulatedEngine
 
@@ -169,6 +171,12 @@ class VllmBackend:
     ) -> None:
         await self._client.aclose()
 
+    async def metrics(self) -> list[Sample]:
+        """Return what the server's metrics page shows."""
+        response = await self._client.get("/metrics")
+        response.raise_for_status()
+        return [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
+
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache (development endpoint); RuntimeError where the server refuses."""
         response = await self._client.post("/reset_prefix_cache")
@@ -176,10 +184,10 @@ class VllmBackend:
         if not response.json().get("success", True):
             raise RuntimeError(f"{self.url} would not reset its prefix cache: requests are running")
 
-    async def complete(
-        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
-    ) -> Completion:
-        """See `Backend.complete`; httpx.HTTPError where the server fails, RuntimeError where its answer falls short."""
+    def request(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return headers and body of a completion request."""
         body = {
             "model": self.model,
             "prompt": list(prompt),
@@ -190,9 +198,15 @@ class VllmBackend:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return {"X-Request-Id": request_id}, body
+
+    async def complete(
+        self, request_id: str, prompt: Sequence[int], output_tokens: int, on_tokens: OnTokens
+    ) -> Completion:
+        """See `Backend.complete`; httpx.HTTPError where the server fails, RuntimeError where its answer falls short."""
+        headers, body = self.request(request_id, prompt, output_tokens)
         tokens: list[int] = []
         cached: int | None = None
-        headers = {"X-Request-Id": request_id}
         async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             if response.is_error:
                 await response.aread()

@@ -19,6 +19,8 @@ KILL_SECONDS = 5.0
 
 T = TypeVar("T")
 
+_running: dict[int, str] = {}
+
 
 class Child:
     """A running child process, the leader of a process group of its own."""
@@ -75,10 +77,17 @@ def running(
             env={**os.environ, **(environment or {})},
         )
     child = Child(name, process, log)
+    _running[process.pid] = name
     try:
         yield child
     finally:
         child.stop()
+        del _running[process.pid]
+
+
+def started() -> dict[int, str]:
+    """Return the names of the children that run now, by process id."""
+    return dict(_running)
 
 
 def wait_healthy(child: Child, url: str, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ waits for its head to fit. It has no clock of its own: the caller passes the tim
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.blocks import BlockPool, extend_hashes
@@ -18,11 +18,11 @@ from moorage.v1 import scheduler_pb2
 class CostModel:
     """Duration of a step, in seconds; the defaults are those of the CPU engine with the tiny model on one core."""
 
-    step_overhead_s: float = 0.001_6
-    prefill_token_s: float = 0.000_03
+    step_overhead_s: float = 0.000_5
+    prefill_token_s: float = 0.000_06
     prefill_context_s: float = 1.1e-8
     """Per computed prompt token and token of context before it: attention makes long prompts dearer."""
-    decode_seq_s: float = 0.000_16
+    decode_seq_s: float = 0.000_7
     decode_context_s: float = 2.6e-7
     """Per token of context that a decoding sequence reads."""
 
@@ -35,6 +35,21 @@ class CostModel:
             else:
                 seconds += tokens * (self.prefill_token_s + self.prefill_context_s * (context + tokens / 2))
         return seconds
+
+
+COSTS: Mapping[str, CostModel] = {
+    "cpu": CostModel(),
+    # An accelerator, scaled as the workload is: a step of decoding takes about as long for many sequences as for few,
+    # and a cold prompt of the median length as long as a short turn of one.
+    "accelerator": CostModel(
+        step_overhead_s=0.008,
+        prefill_token_s=0.000_02,
+        prefill_context_s=2e-9,
+        decode_seq_s=0.000_03,
+        decode_context_s=1e-8,
+    ),
+}
+"""Kinds of engines to emulate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who may start, and where its requests go: the two plain baselines, behind the interface that moorage also fits."""
+"""Who may start, and where its requests go: plain baselines, behind the interface that moorage also fits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -64,10 +64,14 @@ class Loads:
     def take_least(self) -> str:
         """Count one more on the least loaded engine and return it."""
         engine = min(self.counts, key=lambda name: (self.counts[name], self._last_taken[name]))
+        self.take(engine)
+        return engine
+
+    def take(self, engine: str) -> None:
+        """Count one more on an engine."""
         self._taken += 1
         self._last_taken[engine] = self._taken
         self.counts[engine] += 1
-        return engine
 
     def give_back(self, engine: str) -> None:
         """Count one less."""
@@ -98,6 +102,49 @@ class StickyRouter:
     def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
         return _StickySession(self._loads, self._slots)
+
+
+class BoundedRouter:
+    """Another router behind a bound on all sessions at once: those above it wait, first come first served."""
+
+    def __init__(self, router: Router, limit: int | None) -> None:
+        """`limit` None is no bound."""
+        self._router = router
+        self._slots = None if limit is None else asyncio.Semaphore(limit)
+
+    def session(self, plan: SessionPlan) -> RoutedSession:
+        """See `Router.session`."""
+        session = self._router.session(plan)
+        return session if self._slots is None else _BoundedSession(session, self._slots)
+
+
+class _BoundedSession:
+    def __init__(self, session: RoutedSession, slots: asyncio.Semaphore) -> None:
+        self._session = session
+        self._slots = slots
+
+    async def __aenter__(self) -> Self:
+        await self._slots.acquire()
+        try:
+            await self._session.__aenter__()
+        except BaseException:
+            self._slots.release()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._session.__aexit__(kind, error, trace)
+        finally:
+            self._slots.release()
+
+    async def place(self, turn: int, prompt: Sequence[int]) -> str:
+        return await self._session.place(turn, prompt)
+
+    def report(self, progress: Progress) -> None:
+        self._session.report(progress)
 
 
 class _LeastLoadedSession:

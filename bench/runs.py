@@ -31,6 +31,7 @@ from bench.summary import figures
 CODE = (
     "backends",
     "blocks",
+    "cache_aware",
     "conditions",
     "control_plane",
     "emulator",

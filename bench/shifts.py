@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import runs
 from bench.ablation_report import lines_of
 from bench.conditions import Shift
+from bench.emulator import COSTS
 from bench.player import RunRecord
 from bench.recovery import RECOVERED, WINDOW_S, Completions, Recovery, recovery
 from bench.simulate import Case
@@ -21,6 +22,7 @@ from bench.workload import WorkloadConfig
 from moorage_server.core.config import INFER_ALL, MISA_T, POLICIES, PoolConfig
 
 RESULTS = Path(__file__).parent / "results"
+LIVE_PER_ENGINE = 48
 WITHIN = 2.0
 """Residencies within which a run should have recovered."""
 
@@ -112,7 +114,8 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
     lines = [
         "# Shifts in virtual time",
         "",
-        f"Made by `{command}` at commit {runs.commit()}: {options.policy}, {options.engines} engines, "
+        f"Made by `{command}` at commit {runs.commit()}: {options.policy}, {options.engines} engines of kind "
+        f"`{options.costs}`, "
         f"{options.seeds} seeds, {options.duration:.0f} s each, the shift after {options.at:.0f} s.",
         "",
         "The new steady rate is that of runs of the same seeds that had the shifted world from their start, over the "
@@ -124,7 +127,7 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
         "",
         *lines_of(headings, rows),
         "",
-        "![Rates after each shift](shifts.png)",
+        f"![Rates after each shift]({options.out.stem}.png)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -188,6 +191,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--at", type=float, default=120.0, help="when the shift comes [120]")
     add("--warmup", type=float, default=60.0, help="seconds before the rate before is taken [60]")
     add("--engines", type=int, default=2, help="[2]")
+    add("--costs", choices=COSTS, default="accelerator", help="kind of engine [accelerator]")
     add("--blocks", type=int, default=768, help="blocks per engine [768]")
     add("--jobs", type=int, default=2, help="processes [2]")
     add("--cache", type=Path, default=runs.default_directory(), help="where finished runs are kept [%(default)s]")
@@ -199,7 +203,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Entry point."""
     options = parse()
-    base = Case(options.policy, None, options.engines, options.blocks, 48 * options.engines, options.duration)
+    live = LIVE_PER_ENGINE * options.engines
+    base = Case(options.policy, None, options.engines, options.blocks, live, options.duration, costs=options.costs)
     outcomes = play(options.only or list(SCENARIOS), base, options)
     if options.timeline:
         for outcome in outcomes:
@@ -207,7 +212,7 @@ def main() -> int:
             print("\n".join(timeline(outcome.shifted[0], options.at - 10.0, outcome.rest_s + 60.0)))
     text = markdown(outcomes, options, f"python -m bench.shifts {shlex.join(sys.argv[1:])}".strip())
     options.out.write_text(text, "utf-8")
-    plot(outcomes, options, options.out.with_name("shifts.png"))
+    plot(outcomes, options, options.out.with_suffix(".png"))
     print(text)
     return 0
 

@@ -21,12 +21,13 @@ from unittest.mock import patch
 
 from bench import report, virtual_time
 from bench.backends import EmulatedBackend
+from bench.cache_aware import CacheAwareRouter
 from bench.conditions import Shift, carry_out, collector
 from bench.control_plane import PRIOR_SAMPLE
-from bench.emulator import EmulatedEngine, EngineConfig
+from bench.emulator import COSTS, EmulatedEngine, EngineConfig
 from bench.player import PlayConfig, Player, Published, RunRecord
 from bench.quick_lua import quick_lua
-from bench.routers import LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
+from bench.routers import BoundedRouter, LeastLoadedRouter, Progress, RoutedSession, Router, StickyRouter
 from bench.summary import summarise
 from bench.workload import SessionPlan, Workload, WorkloadConfig
 from moorage_server.core.config import INFER_OFF, INFERENCES, ClassConfig, PoolConfig
@@ -184,7 +185,7 @@ async def watch(desk: Desk, record: RunRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulated run: `router` is moorage's policy name, or sticky or least-loaded."""
+    """One simulated run: `router` is moorage's policy name, or sticky, cache-aware or least-loaded."""
 
     router: str
     cap: int | None = None
@@ -197,6 +198,8 @@ class Case:
     pool: PoolConfig = field(default_factory=PoolConfig)
     shift: Shift | None = None
     """What happens half way, under moorage's policies."""
+    costs: str = "cpu"
+    """Kind of engine, see `emulator.COSTS`."""
 
 
 def pool_config(case: Case) -> PoolConfig:
@@ -213,7 +216,9 @@ def pool_config(case: Case) -> PoolConfig:
 async def play(case: Case) -> RunRecord:
     """Plays one case; call it through `run`."""
     backends = {
-        instance_key(f"engine-{n}", 0): EmulatedBackend(EmulatedEngine(EngineConfig(num_blocks=case.blocks)))
+        instance_key(f"engine-{n}", 0): EmulatedBackend(
+            EmulatedEngine(EngineConfig(num_blocks=case.blocks, costs=COSTS[case.costs]))
+        )
         for n in range(case.engines)
     }
     # Only an engine that dies fails a request.
@@ -225,6 +230,10 @@ async def play(case: Case) -> RunRecord:
         router: Router
         if case.router == "sticky":
             router = StickyRouter(list(backends), case.cap)
+        elif case.router == "cache-aware":
+            router = BoundedRouter(
+                CacheAwareRouter(list(backends)), None if case.cap is None else case.cap * case.engines
+            )
         elif case.router == "least-loaded":
             router = LeastLoadedRouter(list(backends))
         else:
@@ -263,7 +272,9 @@ def run(case: Case) -> RunRecord:
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
-    parser.add_argument("routers", nargs="+", metavar="ROUTER", help="static session misa misa-t sticky least-loaded")
+    parser.add_argument(
+        "routers", nargs="+", metavar="ROUTER", help="static session misa misa-t sticky cache-aware least-loaded"
+    )
     parser.add_argument("--cap", type=int, help="sessions per engine of static and sticky")
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=768)

@@ -11,7 +11,7 @@ from bench.summary import Figures, summarise
 Play = Callable[[Sequence[Case]], list[RunRecord]]
 
 TUNED = "static, sweep-tuned"
-"""The row of the best static cap of moorage."""
+"""The row of the best static cap under the cache-aware policy of the usual routers: the paper's baseline."""
 STICKY = "sticky router, sweep-tuned"
 """The row of the best cap of a plain router: first come first served, a session stays where it began."""
 COARSE = (3, 6, 12, 24, 48)

@@ -136,7 +136,7 @@ class SessionHandle:
         self.report(phase=PHASE_TOOL_WAIT)
 
     def resume(self, turn: int) -> None:
-        """Says before the first place() that the session had turns elsewhere: its next one has this number, from 0.
+        """Says before a place() that the session had turns elsewhere: its next one has this number, from 0, at least.
 
         The hits of a turn count only if its number is above those reported before.
         """

@@ -258,8 +258,8 @@ class SessionState:
             return Turn(turn.number, self.placement, moved, managed)
 
     def resume(self, turn: int) -> None:
-        """Numbers the next turn `turn`, if it is the first here."""
-        self._usage.first_number = turn
+        """Numbers the next turn `turn` at least."""
+        self._usage.least_number = turn
 
     def finish_turn(self) -> None:
         """Ends the current turn."""

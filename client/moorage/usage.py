@@ -77,7 +77,7 @@ class UsageLog:
 
     def __init__(self) -> None:
         self.current: TurnUsage | None = None
-        self.first_number = 0
+        self.least_number = 0
         self._earlier_prompt_tokens: int | None = None
         self._earlier_cached_tokens: int | None = None
         self._unreported: list[TurnUsage] = []
@@ -85,7 +85,7 @@ class UsageLog:
     @property
     def next_number(self) -> int:
         """Number of the turn that `begin` would start."""
-        return self.current.number + 1 if self.current else self.first_number
+        return max(self.current.number + 1, self.least_number) if self.current else self.least_number
 
     @property
     def has_unreported(self) -> bool:

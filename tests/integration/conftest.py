@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,19 @@ def shared_server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFa
     yield server
     server.end()
     assert "Traceback" not in server.log()
+
+
+@pytest.fixture(scope="module")
+def conformance_servers(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Addresses of the servers that the conformance table needs, by the variables that name them to its runners."""
+    # Nobody listens there as long as this socket is bound.
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        down = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", MOORAGE_REDIS_URL=url)
+        yield {"MOORAGE_SERVER": shared_server.address, "MOORAGE_SERVER_STORE_DOWN": down.address}
+        down.end()
+        assert "Traceback" not in down.log()
 
 
 @pytest.fixture

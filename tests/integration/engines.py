@@ -102,7 +102,7 @@ class ReplayedEngine:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 models = json.dumps({"data": [{"id": "tiny", "max_model_len": 8192}]}).encode()
-                body = {"/metrics": engine.page, "/v1/models": models}.get(self.path)
+                body = {"/metrics": engine.page, "/v1/models": models, "/health": b""}.get(self.path)
                 self.send_response(404 if body is None else 200)
                 self.end_headers()
                 self.wfile.write(body or b"")

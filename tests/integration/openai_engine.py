@@ -45,11 +45,14 @@ class OpenAIEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listens, on the port it had."""
+        """Listens, on the port it had, unless it does already."""
+        if self._runner is not None:
+            return
         app = web.Application(client_max_size=64 << 20)
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
             app.router.add_post(path, self._generate)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -63,6 +66,9 @@ class OpenAIEngine:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -109,7 +115,7 @@ class OpenAIEngine:
         prompt = body.get("prompt") or body.get("input") or " ".join(m["content"] for m in body["messages"])
         tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         count = body.get("max_tokens", 3)
-        session = request.headers["X-Session-ID"]
+        session = request.headers.get("X-Session-ID") or request.headers["X-SMG-Routing-Key"]
         cached = min(self._cached.get(session, 0), tokens)
         self._cached[session] = tokens + count
         return {

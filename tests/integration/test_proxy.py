@@ -315,7 +315,7 @@ async def test_headers_travel_end_to_end(caller: Caller, engine: OpenAIEngine) -
     answer = await caller.post(headers=headers)
     seen = engine.headers[-1]
     assert (seen["authorization"], seen["x-request-id"], seen["traceparent"]) == ("Bearer engine", "r-1", "00-1-2-01")
-    assert seen["x-session-id"] == "s-9"
+    assert (seen["x-session-id"], seen["x-smg-routing-key"]) == ("s-9", "s-9")
     assert not {"x-hop", "x-data-parallel-rank"} & seen.keys()
     assert (answer.headers["X-Request-ID"], answer.headers["X-Moorage-Session"]) == ("r-1", "s-9")
 

@@ -57,6 +57,19 @@ def launch(server: Server, pool: str, tmp_path: Path) -> Iterator[Launch]:
     assert "Traceback" not in log.read_text()
 
 
+async def test_who_asks_in_http_2_is_no_failure(launch: Launch, engine: OpenAIEngine, tmp_path: Path) -> None:
+    _, url = await asyncio.to_thread(launch)
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    async with Caller(url) as caller:
+        assert (await caller.post()).status == 200
+    # That it is no traceback is what `launch` looks for.
+    assert "not_understood" in (tmp_path / "proxy.log").read_text()
+
+
 @pytest.mark.parametrize("on_exit", ["leave", "release"])
 async def test_sigterm_lets_streams_finish(
     launch: Launch, engine: OpenAIEngine, server: Server, pool: str, on_exit: str

@@ -10,9 +10,11 @@ from aiohttp import web
 
 from moorage.errors import MoorageError
 from moorage.proxy.errors import ProxyError, from_moorage, invalid
-from moorage.proxy.forward import Cut, Forwarder, Gone
-from moorage.proxy.headers import upstream_headers
+from moorage.proxy.forward import Cut, Forwarder, Gone, parsed
+from moorage.proxy.headers import REQUEST_ID, ROUTING_KEY, SESSION, upstream_headers
 from moorage.proxy.identity import BadRequest, checked_id
+from moorage.proxy.placing import PREFIX as PLACE
+from moorage.proxy.placing import Placer
 from moorage.proxy.pool import PoolView
 from moorage.proxy.sessions import SessionBook
 from moorage.proxy.tokens import TokenGate
@@ -23,6 +25,9 @@ GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _EndedAs = Literal["COMPLETED", "ABORTED", "FAILED", "PAUSED"]
 _MODELS_S = 10.0
 
+#: The second for clients behind vllm-router, which answers the first itself.
+FINISH = ("/finish_session", "/moorage/finish_session")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -30,7 +35,7 @@ class Front:
     """What clients reach.
 
     Attributes:
-        active: requests under way that generate.
+        active: requests under way that generate, or wait for a placement.
         quiet: set while there are none.
         draining: the process is about to end, and takes no more of them.
     """
@@ -38,6 +43,7 @@ class Front:
     def __init__(
         self,
         forwarder: Forwarder,
+        placer: Placer,
         book: SessionBook,
         upstream: Upstream,
         pool: PoolView,
@@ -50,6 +56,7 @@ class Front:
         self.quiet.set()
         self.draining = False
         self._forwarder = forwarder
+        self._placer = placer
         self._book = book
         self._upstream = upstream
         self._pool = pool
@@ -60,12 +67,21 @@ class Front:
         """All routes. `max_body` bytes is the largest request."""
         app = web.Application(client_max_size=max_body, middlewares=[_as_openai])
         app.router.add_routes([web.post(path, self._generate) for path in GENERATE])
-        app.router.add_post("/finish_session", self._finish)
+        app.router.add_routes([web.post(PLACE + path, self._place) for path in GENERATE])
+        app.router.add_routes([web.post(path, self._finish) for path in FINISH])
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         return app
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._admitted(request, self._forwarder.handle)
+
+    async def _place(self, request: web.Request) -> web.StreamResponse:
+        return await self._admitted(request, self._placer.handle)
+
+    async def _admitted(
+        self, request: web.Request, handle: Callable[[web.Request, tuple[str, ...]], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         consumed = self._gate.consumed(request) if self._gate else ()
         if self.draining:
             raise ProxyError(
@@ -74,21 +90,23 @@ class Front:
         self.active += 1
         self.quiet.clear()
         try:
-            return await self._forwarder.handle(request, consumed)
+            return await handle(request, consumed)
         finally:
             self.active -= 1
             if not self.active:
                 self.quiet.set()
 
     async def _finish(self, request: web.Request) -> web.StreamResponse:
-        """POST /finish_session?session_id=ID[&outcome=COMPLETED|ABORTED|FAILED|PAUSED]."""
+        """POST /finish_session?session_id=ID[&outcome=COMPLETED|ABORTED|FAILED|PAUSED], or with a JSON body."""
         if self._gate:
             self._gate.consumed(request)
+        content = await request.read()
+        said = {**(parsed(content) if content else {}), **request.query}
         try:
-            session_id = checked_id(request.query.get("session_id", ""), "session_id")
+            session_id = checked_id(str(said.get("session_id", "")), "session_id")
         except BadRequest as error:
             raise invalid(str(error)) from None
-        outcome = request.query.get("outcome", "COMPLETED").upper()
+        outcome = str(said.get("outcome", "COMPLETED")).upper()
         if outcome not in get_args(_EndedAs):
             raise invalid(f"outcome: {outcome!r} is not one of {', '.join(get_args(_EndedAs))}")
         try:
@@ -102,7 +120,7 @@ class Front:
         """As the first engine that answers has them: all engines of a pool serve one model."""
         consumed = self._gate.consumed(request) if self._gate else ()
         headers = upstream_headers(request.headers, "", "", consumed=("x-request-id", *consumed))
-        for name in ("X-Session-ID", "X-Request-ID"):
+        for name in (SESSION, ROUTING_KEY, REQUEST_ID):
             headers.pop(name, None)
         for endpoint in self._pool.endpoints:
             try:

@@ -43,7 +43,7 @@ class Forwarder:
     async def handle(self, request: web.Request, consumed: tuple[str, ...]) -> web.StreamResponse:
         """Answers one. `consumed` are headers meant for the proxy. Raises ProxyError before the answer began."""
         content = await request.read()
-        body = _parsed(content)
+        body = parsed(content)
         try:
             ticket = self._identifier.ticket(request.path, request.headers, body)
         except BadRequest as error:
@@ -199,7 +199,8 @@ def _sum(connect: float, first_byte: float | None) -> float | None:
     return None if first_byte is None else connect + first_byte
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def parsed(content: bytes) -> dict[str, Any]:
+    """The body of a request. Raises ProxyError where it is not a JSON object."""
     try:
         if b"\0" in content[:4]:
             raise invalid("the body is not UTF-8")

@@ -9,6 +9,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from moorage.state import Turn
 
 SESSION = "X-Session-ID"
+#: The same for SGLang and its gateway, which passes the other one on to nobody.
+ROUTING_KEY = "X-SMG-Routing-Key"
 REQUEST_ID = "X-Request-ID"
 #: Read by vLLM and SGLang: the data-parallel rank that shall serve the request.
 RANK = "X-data-parallel-rank"
@@ -39,6 +41,7 @@ def upstream_headers(
     """What the engine gets. `consumed` are headers meant for the proxy, in lower case."""
     kept = _end_to_end(headers, {*_OWN_UPSTREAM, *consumed})
     kept[SESSION] = session_id
+    kept.setdefault(ROUTING_KEY, session_id)
     kept[REQUEST_ID] = request_id
     kept["Accept-Encoding"] = "identity"
     return kept

@@ -95,7 +95,7 @@ class Identifier:
             policy=policy,
             group_id=checked_id(group_id, "group") if group_id else None,
             group_size=_header_tokens(headers, "X-Group-Size", 2**32 - 1),
-            ends=ends or headers.get("X-Session-End", "").strip().lower() in _TRUE,
+            ends=ends or _says_end(headers, body),
             prompt_tokens=prompt_tokens,
             max_context_tokens=_max_context(headers, body, policy, prompt_tokens if ends else None),
         )
@@ -135,6 +135,15 @@ def _field(body: Mapping[str, Any], path: str, what: str) -> str | None:
     if not isinstance(value, str):
         raise BadRequest(f"{what} in {path}: must be a string, not {value!r:.80}")
     return value
+
+
+def _says_end(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
+    """Whether the request is its session's last: by header, or in the body, as not all gateways pass headers on."""
+    said: Any = headers.get("X-Session-End")
+    metadata = body.get("metadata")
+    if said is None and isinstance(metadata, Mapping):
+        said = metadata.get("session_end")
+    return str(said).strip().lower() in _TRUE
 
 
 def _header_tokens(headers: Mapping[str, str], name: str, limit: int = MAX_TOKENS) -> int | None:

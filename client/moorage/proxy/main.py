@@ -13,7 +13,8 @@ from moorage.credentials import is_local
 from moorage.proxy.app import Front
 from moorage.proxy.forward import Forwarder
 from moorage.proxy.identity import Identifier
-from moorage.proxy.log import line, logger
+from moorage.proxy.log import line, logger, tell_bad_requests_in_a_line
+from moorage.proxy.placing import Placer
 from moorage.proxy.pool import PoolView
 from moorage.proxy.sessions import SessionBook
 from moorage.proxy.settings import ProxySettings
@@ -52,7 +53,9 @@ async def run(settings: ProxySettings, *, stop: asyncio.Event, on_ready: Callabl
         book = SessionBook(client, max_hold_s=settings.max_hold, lease_s=settings.lease)
         identifier = Identifier(settings.rules, settings.session_headers, settings.session_fields)
         forwarder = Forwarder(identifier, book, upstream, pool, settings.retries)
-        front = Front(forwarder, book, upstream, pool, gate, has_fallback=bool(settings.fallback))
+        placer = Placer(identifier, book, pool)
+        front = Front(forwarder, placer, book, upstream, pool, gate, has_fallback=bool(settings.fallback))
+        tell_bad_requests_in_a_line()
         # A client that goes away cancels its request, and so the engine's.
         runner = web.AppRunner(
             front.application(settings.max_body),

@@ -23,6 +23,8 @@ from moorage.v1.scheduler_pb2 import PHASE_HELD
 UNMANAGED_S = 10.0
 #: Longest look at a session in the ledger, in seconds.
 LOOK_S = 2.0
+#: How long sessions are taken to have turns elsewhere after one was found that had, in seconds.
+SHARED_S = 600.0
 #: Part of a lease within which everybody who holds a session renews it: clients do so a third of a lease apart.
 RENEWED_WITHIN = 0.4
 
@@ -84,6 +86,7 @@ class SessionBook:
         self._sessions: dict[str, ProxySession] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._parting: set[asyncio.Task[None]] = set()
+        self._shared_until = 0.0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -100,6 +103,7 @@ class SessionBook:
         """Where the request goes, waiting until `deadline` (monotonic) at most. Raises MoorageError."""
         async with session.lock:
             handle = await self._opened(session, ticket, deadline)
+            await self._catch_up(session, handle)
             turn = await handle.place(prompt_tokens=ticket.prompt_tokens, wait_timeout=_left(deadline))
             if turn.managed and _home(turn) == session.refused_at:
                 # Nobody listens at its home, which the control plane does not know yet. A session that fails tells.
@@ -217,6 +221,24 @@ class SessionBook:
             session.handle, session.entered_at = handle, time.monotonic()
         return handle
 
+    async def _catch_up(self, session: ProxySession, handle: AsyncSession) -> None:
+        """Numbers the next turn after those that went through other processes: reports of old turns count for nothing.
+
+        Looked up where a turn first could follow one of those, and at every turn while other sessions had some lately.
+        """
+        ticket = session.ticket
+        if not ticket.named or ticket.policy.single_turn or not handle.managed or handle.turn is None:
+            return
+        if handle.turn > 0 and time.monotonic() > self._shared_until:
+            return
+        found = await self._look(session.session_id)
+        if found is not None and found.HasField("turn") and found.turn > handle.turn:
+            self._go_on_from(found, handle)
+
+    def _go_on_from(self, found: Session, handle: AsyncSession) -> None:
+        self._shared_until = time.monotonic() + SHARED_S
+        handle.resume(found.turn + 1)
+
     async def _enter(self, ticket: Ticket, deadline: float) -> AsyncSession:
         fields: AdmitFields = {
             "workload_class": ticket.workload_class or None,
@@ -239,7 +261,7 @@ class SessionBook:
         finally:
             look.cancel()
         if found is not None and found.HasField("turn"):
-            handle.resume(found.turn + 1)
+            self._go_on_from(found, handle)
         return handle
 
     async def _look(self, session_id: str, *, strict: bool = False) -> Session | None:

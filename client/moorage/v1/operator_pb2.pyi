@@ -167,6 +167,7 @@ class PoolConfig(google.protobuf.message.Message):
     HOLD_DURING_WEIGHT_UPDATE_FIELD_NUMBER: builtins.int
     WEIGHT_UPDATE_TIMEOUT_FIELD_NUMBER: builtins.int
     CLASS_INFERENCE_FIELD_NUMBER: builtins.int
+    REFERENCE_CAPS_FIELD_NUMBER: builtins.int
     policy: builtins.str
     """static, session, misa or misa-t."""
     mode: global___Mode.ValueType
@@ -182,7 +183,9 @@ class PoolConfig(google.protobuf.message.Message):
     max_sessions_per_instance: builtins.int
     """See min_sessions_per_instance."""
     forecast_margin: builtins.float
-    """Margin of the occupancy forecast, in standard deviations (z)."""
+    """Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
+    much keeps less.
+    """
     healthy_hit_rate: builtins.float
     """Continuation hit rate below which the brake acts."""
     max_passes: builtins.int
@@ -193,6 +196,8 @@ class PoolConfig(google.protobuf.message.Message):
     """Keep new sessions away from an instance while weights are loaded into it."""
     class_inference: global___ClassInference.ValueType
     """Whose class may be told from what the session does."""
+    reference_caps: builtins.bool
+    """Limit sessions by the paper's caps K_w and K_wb, from reference footprints, and not by the forecast of occupancy."""
     @property
     def classes(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___ClassConfig]:
         """Classes by name."""
@@ -239,9 +244,10 @@ class PoolConfig(google.protobuf.message.Message):
         hold_during_weight_update: builtins.bool | None = ...,
         weight_update_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         class_inference: global___ClassInference.ValueType = ...,
+        reference_caps: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "policy", b"policy", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_static_cap", b"_static_cap", "class_inference", b"class_inference", "classes", b"classes", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "mode", b"mode", "policy", b"policy", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_reference_caps", b"_reference_caps", "_static_cap", b"_static_cap", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "policy", b"policy", "reference_caps", b"reference_caps", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_default_class", b"_default_class", "_forecast_margin", b"_forecast_margin", "_headroom", b"_headroom", "_healthy_hit_rate", b"_healthy_hit_rate", "_hold_during_weight_update", b"_hold_during_weight_update", "_max_passes", b"_max_passes", "_max_policy_lag", b"_max_policy_lag", "_max_sessions_per_instance", b"_max_sessions_per_instance", "_min_sessions_per_instance", b"_min_sessions_per_instance", "_policy", b"_policy", "_reference_caps", b"_reference_caps", "_static_cap", b"_static_cap", "class_inference", b"class_inference", "classes", b"classes", "default_class", b"default_class", "epoch_interval", b"epoch_interval", "forecast_margin", b"forecast_margin", "gone_after", b"gone_after", "headroom", b"headroom", "healthy_hit_rate", b"healthy_hit_rate", "heartbeat_interval", b"heartbeat_interval", "hold_during_weight_update", b"hold_during_weight_update", "lease_ttl", b"lease_ttl", "max_passes", b"max_passes", "max_policy_lag", b"max_policy_lag", "max_sessions_per_instance", b"max_sessions_per_instance", "min_sessions_per_instance", b"min_sessions_per_instance", "mode", b"mode", "policy", b"policy", "reference_caps", b"reference_caps", "static_cap", b"static_cap", "weight_update_timeout", b"weight_update_timeout"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_default_class", b"_default_class"]) -> typing.Literal["default_class"] | None: ...
     @typing.overload
@@ -262,6 +268,8 @@ class PoolConfig(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_min_sessions_per_instance", b"_min_sessions_per_instance"]) -> typing.Literal["min_sessions_per_instance"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_policy", b"_policy"]) -> typing.Literal["policy"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reference_caps", b"_reference_caps"]) -> typing.Literal["reference_caps"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_static_cap", b"_static_cap"]) -> typing.Literal["static_cap"] | None: ...
 

@@ -22,6 +22,7 @@ _PLAIN = (
     "static_cap",
     "min_sessions_per_instance",
     "max_sessions_per_instance",
+    "reference_caps",
     "forecast_margin",
     "healthy_hit_rate",
     "max_passes",

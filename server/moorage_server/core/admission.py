@@ -157,6 +157,9 @@ def _consider(
         return None, POOL_CAP, f"{instance.sessions} of {cap} sessions on {instance.label}"
     if config.policy == cfg.STATIC:
         return bare, "", ""
+    if config.reference_caps:
+        over = _over_quota(pool, ask, instance)
+        return (None, CLASS_CAP, over) if over else (bare, "", "")
     capacity = instance.capacity(config)
     if capacity is None:
         return None, STALE_SNAPSHOT, f"{instance.label} has not reported its blocks"
@@ -171,6 +174,20 @@ def _consider(
             why = "stands still" if instance.stalled else f"is known as it was {pool.age_s(instance):.1f} s ago"
             return None, STALE_SNAPSHOT, f"{instance.label} {why}; {detail}"
     return replace(bare, asks=asks, limits=limits), "", ""
+
+
+def _over_quota(pool: Pool, ask: Ask, instance: Instance) -> str:
+    """Why K_wb keeps the session out, or nothing. What a class without backlog does not use is lent to the others."""
+
+    def full(name: str) -> bool:
+        return instance.by_class.get(name, 0) >= instance.class_caps.get(name, UNLIMITED)
+
+    name = ask.workload_class
+    called_back = [other for other, q in pool.queues.items() if other != name and q.heads and not full(other)]
+    if ask.homeless or not full(name) or not called_back:
+        return ""
+    used, cap = instance.by_class.get(name, 0), instance.class_caps[name]
+    return f"{used} sessions of a quota of {cap} on {instance.label}, while class {called_back[0]!r} waits for its own"
 
 
 def _cap_in_force(pool: Pool, instance: Instance) -> int:

@@ -65,7 +65,10 @@ class PoolConfig:
     heartbeat_interval_s: float = 1.0
     gone_after_s: float = 30.0
     epoch_interval_s: float = 1.0
-    #: z of the forecast: standard deviations above the mean that must still fit (policy.md section 7).
+    #: Limit sessions by K_w and K_wb as section 3 has them, from reference footprints, and not by the forecast: the
+    #: paper's version, for comparison.
+    reference_caps: bool = False
+    #: z of the forecast: standard deviations above the mean that must still fit (policy.md section 7), at most.
     forecast_margin: float = 1.0
     healthy_hit_rate: float = 0.9
     #: Sessions' worth of admissions that may pass a class whose head does not fit (policy.md section 7).

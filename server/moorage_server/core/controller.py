@@ -80,6 +80,8 @@ class Outcome:
     published: Mapping[str, Published]
     rulings: Mapping[str, Ruling]
     needs: Mapping[str, tuple[int, ...]]
+    #: z in force, by instance.
+    margins: Mapping[str, float]
 
 
 def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> Outcome:
@@ -98,11 +100,14 @@ def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> 
                 held = published[name].quota_blocks
                 published[name] = replace(published[name], quota_blocks=held + quota)
     state.at_ms = pool.now_ms
-    return Outcome(published, rulings, needs(pool, rows, published))
+    margins = {key: w.margin(pool.config) for key, w in state.watched.items()}
+    return Outcome(published, rulings, needs(pool, rows, published, margins), margins)
 
 
-def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -> dict[str, tuple[int, ...]]:
-    """Blocks needed per instance at each horizon, from what is known now."""
+def needs(
+    pool: Pool, rows: Iterable[Row], published: Mapping[str, Published], margins: Mapping[str, float]
+) -> dict[str, tuple[int, ...]]:
+    """Blocks needed per instance at each horizon, from what is known now, with the margins that the last epoch set."""
     instances = [i for i in pool.instances.values() if not i.gone]
     index = {i.key: n for n, i in enumerate(instances)}
     kept = [r for r in rows if r.instance in index]
@@ -131,7 +136,8 @@ def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -
     # Blocks in use that no booking explains belong to somebody all the same.
     held_now = mean[:, 0] + extra if len(instances) else extra
     extra = extra + np.maximum(0.0, used - held_now)
-    table = forecast.need(mean, variance, proven, extra, pool.config.forecast_margin)
+    margin = np.array([margins.get(i.key, pool.config.forecast_margin) for i in instances])
+    table = forecast.need(mean, variance, proven, extra, margin)
     return {i.key: tuple(int(n) for n in table[row]) for row, i in enumerate(instances)}
 
 
@@ -189,7 +195,8 @@ def _rule(
     allocation = watched.allocation or 0.0
     budget = forecast.budget(capacity, allocation, gap_s, brake.factor) if capacity is not None else 0
     demand = _demand(pool, instance)
-    cap = _cap(config, instance, budget, demand, published)
+    room = int((capacity or 0) * brake.factor) if config.reference_caps else budget
+    cap = _cap(config, instance, room, demand, published)
     table = _quotas(config, capacity, demand, published)
     rate = instance.prefill_rate or placement.UNKNOWN_PREFILL_RATE
     drained = int(rate * elapsed_s / instance.block_size)
@@ -225,7 +232,7 @@ def _demand(pool: Pool, instance: Instance) -> dict[str, float]:
 def _cap(
     config: PoolConfig, instance: Instance, budget: int, demand: Mapping[str, float], published: Mapping[str, Published]
 ) -> int:
-    """K_w. Adaptive: what the budget holds of the demand's mean footprint; moves by bounded steps."""
+    """K_w. Adaptive: what ``budget`` holds of the demand's mean footprint; moves by bounded steps."""
     least, most = config.min_sessions_per_instance, config.max_sessions_per_instance
     if config.policy == cfg.STATIC or not instance.total_blocks:
         return pressure.move_cap(instance.cap, config.static_cap, least=least, most=most)

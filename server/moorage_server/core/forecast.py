@@ -103,13 +103,13 @@ def moments(
     return mean, variance, proven
 
 
-def need(mean: Floats, variance: Floats, proven: Floats, extra: Floats, margin: float) -> Ints:
+def need(mean: Floats, variance: Floats, proven: Floats, extra: Floats, margin: Floats) -> Ints:
     """Blocks that must be free of others, per instance: shape (instances, WIDTH).
 
     ``extra``: blocks held by nobody's own part (shared prefixes, and what the engine holds beyond the ledger).
-    ``margin`` is z, in standard deviations.
+    ``margin`` is z, in standard deviations, one per instance.
     """
-    columns = np.concatenate((mean + margin * np.sqrt(variance), proven[:, None]), axis=1) + extra[:, None]
+    columns = np.concatenate((mean + margin[:, None] * np.sqrt(variance), proven[:, None]), axis=1) + extra[:, None]
     return np.ceil(columns).astype(np.int64)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 from moorage_server.core.controller import State
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.labels import ENCODED
+from moorage_server.core.margin import Pace
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import BINS, Survival
 from moorage_server.core.view import Class
 from moorage_server.core.watch import Watched
 
 #: Raised whenever the text's layout changes; a state of another layout is dropped, and learnt anew.
-LAYOUT = 2
+LAYOUT = 3
 
 
 def dump(state: State) -> str:
@@ -57,8 +58,8 @@ def load(text: str) -> State:
     for key, row in data["watched"].items():
         brake = row.pop("brake")
         samples = [_sample(s) for s in brake.pop("samples")]
-        done = tuple(row.pop("done"))
-        state.watched[key] = Watched(**row, done=done, brake=Brake(**brake, samples=samples))
+        done, pace = tuple(row.pop("done")), Pace(**row.pop("pace"))
+        state.watched[key] = Watched(**row, done=done, pace=pace, brake=Brake(**brake, samples=samples))
     for label, text in data.get("labels", {}).items():
         state.labels.samples[label] = [text[n : n + ENCODED] for n in range(0, len(text), ENCODED)]
     return state

@@ -19,12 +19,14 @@ WINDOW_S = 8.0
 DEAF_S = 30.0
 #: Seconds after an epoch of weights or cache in which nothing brakes: all sessions prefill again, at once.
 SETTLE_S = 8.0
-#: Factor of one braking, seconds until the next, and recovery per second.
-_BITE, _LATCH_S, _RECOVERY = 0.88, 12.0, 0.008
+#: Share taken by one braking, seconds until the next, and recovery per second.
+_BITE, _LATCH_S, _RECOVERY = 0.12, 12.0, 0.008
 _FLOOR = 0.4
+#: This far below the healthy rate the brake bites in full, whatever misses cost.
+_COLLAPSE = 0.3
 #: Epochs in a row that must agree before hit rates or waiting requests brake.
 _CONFIRM = 2
-_CONFIRM_WAITING = 4
+CONFIRM_WAITING = 4
 #: Fewer expected tokens than this in a window say nothing.
 _LEAST_TOKENS = 256
 #: h* of a class that was not heard yet, and how far below it is still well.
@@ -122,11 +124,14 @@ def settle(brake: Brake, sample: Sample) -> Brake:
     )
 
 
-def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, *, calm: bool = False) -> Brake:
+def step(
+    brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, *, calm: bool = False, harm: float = 1.0
+) -> Brake:
     """The brake after one more epoch.
 
     ``healthy_hit_rate`` is the continuation hit rate below which it acts. In a ``calm`` epoch (far from full) a rate
-    that is low all the same is not overload but the class's nature, and is learnt.
+    that is low all the same is not overload but the class's nature, and is learnt. ``harm`` says how much misses cost
+    against what the sessions that cause them bring, 0..1 (see ``margin``): the brake bites by that part.
     """
     # The last sample stays whatever its age: epochs may be longer than the window.
     recent = [s for s in brake.samples[:-1] if s.at_s > sample.at_s - WINDOW_S - 1e-9]
@@ -142,11 +147,14 @@ def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, 
     after.waiting = brake.waiting + 1 if sample.waiting else 0
     if reading.preempted > 0:
         why = f"{reading.preempted} preemptions"
-    elif after.waiting >= _CONFIRM_WAITING:
+    elif after.waiting >= CONFIRM_WAITING:
         why = f"{sample.waiting} requests wait for capacity"
     mending = reading.continuation is not None and _mends(brake, reading.continuation)
-    acts = (after.low >= _CONFIRM and not mending) or reading.preempted > 0 or after.waiting >= _CONFIRM_WAITING
-    return _act(after, sample.at_s, epoch_s, why if acts and sample.at_s >= brake.quiet_until_s else "")
+    if reading.continuation is not None:
+        # Past the knee misses cause misses, whatever one of them costs.
+        harm = max(harm, min(1.0, (healthy_hit_rate - reading.continuation) / _COLLAPSE))
+    acts = (after.low >= _CONFIRM and not mending) or reading.preempted > 0 or after.waiting >= CONFIRM_WAITING
+    return _act(after, sample.at_s, epoch_s, why if acts and sample.at_s >= brake.quiet_until_s else "", harm)
 
 
 def _mends(before: Brake, rate: float) -> bool:
@@ -183,12 +191,13 @@ def _listen_to_engine(after: Brake, before: Brake, raw: float) -> str:
     return ""
 
 
-def _act(brake: Brake, at_s: float, epoch_s: float, why: str) -> Brake:
+def _act(brake: Brake, at_s: float, epoch_s: float, why: str, harm: float) -> Brake:
     """Bites for ``why``, or lets go a little; does neither while it listens to what its last bite did."""
     if at_s < brake.latched_until_s:
         return brake
     if why:
-        return replace(brake, factor=max(_FLOOR, brake.factor * _BITE), latched_until_s=at_s + _LATCH_S, low=0, why=why)
+        factor = max(_FLOOR, brake.factor * (1.0 - _BITE * harm))
+        return replace(brake, factor=factor, latched_until_s=at_s + _LATCH_S, low=0, why=why)
     return replace(
         brake, factor=min(1.0, brake.factor + _RECOVERY * epoch_s), why=brake.why if brake.factor < 1.0 else ""
     )

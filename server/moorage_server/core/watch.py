@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from moorage_server.core import pressure
+from moorage_server.core import margin, pressure
 from moorage_server.core.config import PoolConfig
+from moorage_server.core.margin import Pace
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.view import SERVING, Instance, Pool
 
@@ -35,6 +36,10 @@ class Watched:
     done: tuple[int | None, ...] = ()
     done_ms: int = 0
     stalled: bool = False
+    #: How the engine's pace depends on what runs, and the tokens it had generated when that was last looked at.
+    pace: Pace = field(default_factory=Pace)
+    generated: int | None = None
+    running: int = 0
 
     def look(self, pool: Pool, instance: Instance, elapsed_s: float) -> None:
         """Takes one epoch in."""
@@ -52,7 +57,8 @@ class Watched:
             self.brake, self.epoch = pressure.settle(self.brake, sample), instance.epoch
         else:
             healthy = pool.config.healthy_hit_rate
-            self.brake = pressure.step(self.brake, sample, elapsed_s, healthy, calm=_calm(instance, pool.config))
+            calm, harm = _calm(instance, pool.config), margin.share(self.pace.gain())
+            self.brake = pressure.step(self.brake, sample, elapsed_s, healthy, calm=calm, harm=harm)
 
     def _allocate(self, instance: Instance) -> None:
         """Updates a_w, the blocks that the engine allocates per second, from its counters."""
@@ -62,11 +68,25 @@ class Watched:
         elapsed_s = (instance.seen_ms - self.seen_ms) / 1000.0
         if elapsed_s <= 0:
             return
+        self._pace(instance, elapsed_s)
         if self.tokens_seen is not None and tokens >= self.tokens_seen:
             rate = (tokens - self.tokens_seen) / instance.block_size / elapsed_s
             weight = 1.0 - math.exp(-elapsed_s / _RATE_S)
             self.allocation = rate if self.allocation is None else self.allocation + weight * (rate - self.allocation)
         self.tokens_seen, self.seen_ms = tokens, instance.seen_ms
+
+    def _pace(self, instance: Instance, elapsed_s: float) -> None:
+        """Learns how fast it generates with how many running; a gauge that is not told says nothing."""
+        if instance.generation_tokens is None or instance.running is None:
+            return
+        if self.generated is not None and instance.generation_tokens > self.generated:
+            rate = (instance.generation_tokens - self.generated) / elapsed_s
+            self.pace.take((self.running + instance.running) / 2.0, rate, elapsed_s)
+        self.generated, self.running = instance.generation_tokens, instance.running
+
+    def margin(self, config: PoolConfig) -> float:
+        """z in force, in standard deviations."""
+        return config.forecast_margin * margin.share(self.pace.gain())
 
     def _stall(self, pool: Pool, instance: Instance) -> None:
         """An engine can hang behind a front that still answers: requests run, and no counter moves. Counters may stand
@@ -98,6 +118,7 @@ class Watched:
             signal("waiting_for_capacity", _number(instance.waiting_capacity), "brakes when it persists"),
             signal("allocation_blocks_per_second", self.allocation, gap),
             signal("stalled", *self._standstill(instance)),
+            ("margin", self.margin(pool.config), 0.0, self._room(pool)),
             ("brake", brake.factor, 0.0, self._belief(pool, instance)),
         )
 
@@ -116,6 +137,12 @@ class Watched:
         if instance.running is None or None in self.done:
             return None, "requests or their tokens are not reported"
         return float(self.stalled), "requests run and no counter moves" if self.stalled else "no"
+
+    def _room(self, pool: Pool) -> str:
+        gain = self.pace.gain()
+        known = "it is not known yet what one more session brings"
+        why = known if gain is None else f"one more session brings {gain:.0%} of the pace it would have alone"
+        return f"standard deviations of the forecast kept free, of {pool.config.forecast_margin:g}: {why}"
 
     def _belief(self, pool: Pool, instance: Instance) -> str:
         now_s = pool.now_ms / 1000.0

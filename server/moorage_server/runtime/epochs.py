@@ -175,7 +175,8 @@ class Epochs:
         view = await self._read()
         if view is None or self._outcome is None:
             return
-        needs = controller.needs(view, self._mirror.rows.values(), self._outcome.published)
+        outcome = self._outcome
+        needs = controller.needs(view, self._mirror.rows.values(), outcome.published, outcome.margins)
         updates = [self._update(view, key, need, None) for key, need in needs.items()]
         if not await self._store.publish(self._pool, self._owner, None, None, False, updates):
             self._state = None

@@ -168,9 +168,14 @@ class PoolSettings(Section):
         default=_POOL.gone_after_s, description="Seconds of silence after which an instance is gone."
     )
     epoch_interval_s: float = Field(default=_POOL.epoch_interval_s, description="Seconds of a controller epoch.")
+    reference_caps: bool = Field(
+        default=_POOL.reference_caps,
+        description="Limit sessions by the paper's caps, from reference footprints, and not by the forecast.",
+    )
     forecast_margin: float = Field(
         default=_POOL.forecast_margin,
-        description="Standard deviations above the forecast mean that must still fit (z).",
+        description="Standard deviations above the forecast mean that must still fit (z); fewer where a session more "
+        "brings much.",
     )
     healthy_hit_rate: float = Field(
         default=_POOL.healthy_hit_rate, description="Continuation hit rate below which the brake acts, 0 to 1."

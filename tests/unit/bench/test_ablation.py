@@ -20,7 +20,7 @@ SEEDS = (1, 2)
 
 def rate_of(case: Case) -> int:
     """Samples of a run, made up: best at 10 sessions per engine, and better with the adaptive policy."""
-    if case.router in ("static", "sticky"):
+    if case.router in ("cache-aware", "sticky"):
         assert case.cap is not None
         return 100 - 2 * abs(case.cap - 10) + case.seed
     return 110 + case.seed
@@ -48,7 +48,7 @@ def test_a_sweep_closes_in_on_the_best_cap_and_tries_none_twice() -> None:
         tried.extend((case.cap, case.seed) for case in cases)
         return play(cases)
 
-    sweep = tune(replace(BASE, router="static"), SEEDS, 0.0, noting)
+    sweep = tune(replace(BASE, router="cache-aware"), SEEDS, 0.0, noting)
     assert sweep.best in (9, 10, 11)
     assert {6, 12, 24, 48} < set(sweep.rates)
     assert len(tried) == len(set(tried)) == 2 * len(sweep.rates)
@@ -64,12 +64,16 @@ def test_the_safe_cap_holds_the_largest_contexts() -> None:
 def test_variants_differ_in_nothing_but_their_router_and_the_bound_in_its_cache() -> None:
     named = variants(BASE, 9, 8)
     assert {name: (case.router, case.cap) for name, case in named.items() if "static" in name} == {
-        "static, 128K-safe": ("static", 3),
-        TUNED: ("static", 9),
-        "static, high load": ("static", 96),
+        "static, 128K-safe": ("cache-aware", 3),
+        TUNED: ("cache-aware", 9),
+        "static, high load": ("cache-aware", 96),
     }
     assert all(case.blocks == BASE.blocks for name, case in named.items() if "unlimited" not in name)
-    assert all(replace(c, router=BASE.router, cap=None, blocks=BASE.blocks) == BASE for c in named.values())
+    plain = [replace(c, router=BASE.router, cap=None, blocks=BASE.blocks, pool=BASE.pool) for c in named.values()]
+    assert all(case == BASE for case in plain)
+    assert {name for name, case in named.items() if case.pool != BASE.pool} == {
+        f"{policy}, paper's caps" for policy in ("session", "misa", "misa-t")
+    }
 
 
 def test_the_report_compares_by_seed_and_shows_its_command(tmp_path: Path) -> None:
@@ -80,8 +84,8 @@ def test_the_report_compares_by_seed_and_shows_its_command(tmp_path: Path) -> No
     assert "Made by `python -m bench.ablation`" in text
     row = next(line for line in text.splitlines() if line.startswith("| misa-t |"))
     best = made.sweep.best
-    expected = 50 * ((111 / rate_of(replace(BASE, router="static", cap=best, seed=1))) - 1)
-    expected += 50 * ((112 / rate_of(replace(BASE, router="static", cap=best, seed=2))) - 1)
+    expected = 50 * ((111 / rate_of(replace(BASE, router="cache-aware", cap=best, seed=1))) - 1)
+    expected += 50 * ((112 / rate_of(replace(BASE, router="cache-aware", cap=best, seed=2))) - 1)
     assert f"{expected:+.1f} ±" in row
     assert "| agentic | rlhf |" in text
     plot([made], [mix], options.out)

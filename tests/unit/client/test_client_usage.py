@@ -44,5 +44,9 @@ def test_every_finished_turn_is_taken_once_in_order() -> None:
 
 def test_a_session_that_had_turns_elsewhere_goes_on_counting() -> None:
     log = UsageLog()
-    log.first_number = 3
+    log.least_number = 3
     assert [log.begin().number, log.begin().number] == [3, 4]
+    log.least_number = 9
+    assert [log.begin().number, log.begin().number] == [9, 10]
+    log.least_number = 5
+    assert log.begin().number == 11

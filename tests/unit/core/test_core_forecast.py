@@ -54,7 +54,7 @@ def test_the_chance_to_end_by_hand() -> None:
     assert mean[0, :2] == pytest.approx([8.0, 5.0])
     assert variance[0, :2] == pytest.approx([0.0, 25.0])
     assert proven[0] == math.ceil((128.0 + step / 4.0 * 30.0) / 16.0)
-    assert forecast.need(mean, variance, proven, np.array([2.0]), 1.0)[0, :2].tolist() == [10, 5 + 5 + 2]
+    assert forecast.need(mean, variance, proven, np.array([2.0]), np.ones(1))[0, :2].tolist() == [10, 5 + 5 + 2]
 
 
 _row = st.tuples(
@@ -103,9 +103,12 @@ def test_moments_are_what_a_loop_finds(
 
 def test_nobody_and_nothing() -> None:
     mean, variance, proven = forecast.moments(living(), {0: growth()}, np.array([16.0, 16.0]), 2)
-    assert forecast.need(mean, variance, proven, np.array([0.0, 5.0]), 1.0).tolist() == [[0] * WIDTH, [5] * WIDTH]
+    assert forecast.need(mean, variance, proven, np.array([0.0, 5.0]), np.ones(2)).tolist() == [
+        [0] * WIDTH,
+        [5] * WIDTH,
+    ]
     empty = forecast.moments(living(), {}, np.zeros(0), 0)
-    assert forecast.need(*empty, np.zeros(0), 1.0).shape == (0, WIDTH)
+    assert forecast.need(*empty, np.zeros(0), np.zeros(0)).shape == (0, WIDTH)
 
 
 def test_a_session_larger_than_all_that_were_seen_stays() -> None:
@@ -168,7 +171,7 @@ def test_tokens_of_any_size_stay_finite() -> None:
     assert forecast.newcomer(huge, growth(1.0), 1, 0, 8192)[-1] == 2**40
     rows = living(*((0, 0, float(2**40), 0.0, math.inf, math.nan),) * 50)
     mean, variance, proven = forecast.moments(rows, {0: growth(10.0, 0.5, 2.0**40)}, np.array([1.0]), 1)
-    assert int(forecast.need(mean, variance, proven, np.zeros(1), 1.0)[0, 0]) == 50 * 2**40
+    assert int(forecast.need(mean, variance, proven, np.zeros(1), np.ones(1))[0, 0]) == 50 * 2**40
 
 
 def test_budget_keeps_the_lru_slack_free() -> None:

@@ -105,7 +105,7 @@ def test_note_04_unknown_is_never_zero_nor_idle() -> None:
     unknown = admission.decide(pool(instance(total_blocks=None)), ask())
     assert (unknown.candidates, unknown.reason) == ((), "STALE_SNAPSHOT")
     ruling = controller.epoch(State(), pool(instance(used_blocks=None)), [], Happened()).rulings["a"]
-    assert {name: value for name, value, _, _ in ruling.signals if name != "brake"} == dict.fromkeys(
+    assert {name: value for name, value, _, _ in ruling.signals if name not in ("margin", "brake")} == dict.fromkeys(
         (
             "continuation_hit_rate",
             "engine_hit_rate",

@@ -31,6 +31,7 @@ class Wheel:
     #: Turns of further classes, cumulative; and whether the instance is far from full.
     others: dict[str, tuple[int, int]] = field(default_factory=dict)
     calm: bool = False
+    harm: float = 1.0
 
     def run(self, seconds: int, rate: float | None = None, *, raw: float | None = None, epoch_s: float = 1.0) -> Wheel:
         """Continuation hits at ``rate``, or none reported; the engine's own at ``raw``, or unknown."""
@@ -45,7 +46,7 @@ class Wheel:
         return self
 
     def step(self, epoch_s: float = 1.0) -> None:
-        self.brake = pressure.step(self.brake, self.sample(), epoch_s, 0.9, calm=self.calm)
+        self.brake = pressure.step(self.brake, self.sample(), epoch_s, 0.9, calm=self.calm, harm=self.harm)
 
     def sample(self) -> Sample:
         turns = {"agentic": (self.expected, self.found), **self.others}
@@ -117,6 +118,17 @@ def test_the_release_counts_seconds_not_epochs() -> None:
 def test_it_has_a_floor() -> None:
     wheel = Wheel().run(200, 0.1)
     assert wheel.brake.factor == 0.4
+
+
+def test_it_bites_the_less_the_more_the_sessions_bring() -> None:
+    """A preemption where misses cost a fifth of what they may: 2.4 % instead of 12 %."""
+    wheel = Wheel(harm=0.2).run(10, 1.0)
+    wheel.preemptions = 1
+    assert wheel.run(1, 1.0).brake.factor == pytest.approx(1.0 - 0.12 * 0.2)
+
+
+def test_past_the_knee_it_bites_in_full_whatever_misses_cost() -> None:
+    assert Wheel(harm=0.2).run(12, 0.5).brake.factor == pytest.approx(0.88)
 
 
 def test_few_tokens_say_nothing() -> None:

@@ -64,6 +64,9 @@ def test_a_named_session_goes_on_until_it_says_so_or_its_class_does() -> None:
     assert ticket({"X-Session-ID": "s"}).ends is False
     assert ticket({"X-Session-ID": "s", "X-Session-End": "True"}).ends is True
     assert ticket({"X-Session-ID": "s", "X-Session-End": "false"}).ends is False
+    for said, ends in (("true", True), (True, True), ("1", True), ("false", False), (None, False), ([], False)):
+        assert ticket({"X-Session-ID": "s"}, {"metadata": {"session_end": said}}).ends is ends
+    assert ticket({"X-Session-ID": "s", "X-Session-End": "false"}, {"metadata": {"session_end": "true"}}).ends is False
     once = Rules(classes={"judge": ClassPolicy(single_turn=True)})
     assert ticket({"X-Session-ID": "s", "X-Workload-Class": "judge"}, rules=once).ends is True
 

@@ -66,7 +66,7 @@ def test_hop_by_hop_headers_stay_here_and_repeated_ones_stay_repeated() -> None:
     )  # fmt: skip
     assert sorted(seen.items()) == [
         ("Accept", "a"), ("Accept", "b"), ("Accept-Encoding", "identity"), ("Cookie", "a=1"), ("X-Request-ID", "r-1"),
-        ("X-Session-ID", "s-1"),
+        ("X-SMG-Routing-Key", "s-1"), ("X-Session-ID", "s-1"),
     ]  # fmt: skip
     back = downstream_headers(
         multi(("Content-Length", "3"), ("Set-Cookie", "b=2"), ("X-Request-Id", "r-9")), turn(), "s-1", "r-1"

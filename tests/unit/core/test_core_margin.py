@@ -1,0 +1,59 @@
+"""What one more session would bring, and how much of the forecast's margin is kept for it."""
+
+import math
+
+import pytest
+
+from moorage_server.core import margin
+from moorage_server.core.margin import Pace
+
+
+def looked_at(overhead_s: float, per_sequence_s: float, looks: int = 60) -> Pace:
+    """An engine whose step takes a + b n, seen with 4 to 12 sequences."""
+    pace = Pace()
+    for look in range(looks):
+        running = 4.0 + look % 9
+        pace.take(running, running / (overhead_s + per_sequence_s * running), 1.0)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("overhead_s", "per_sequence_s", "expected"),
+    [(0.008, 0.0, 1.0), (0.0, 0.001, 0.0), (0.008, 0.001, 0.5)],
+)
+def test_gain_is_the_share_of_its_lone_pace_that_a_session_adds(
+    overhead_s: float, per_sequence_s: float, expected: float
+) -> None:
+    """The mean n is about 8: with a = 8 b half of the step is overhead."""
+    gain = looked_at(overhead_s, per_sequence_s).gain()
+    assert gain == pytest.approx(expected, abs=0.03)
+
+
+def test_unknown_gain_keeps_the_whole_margin() -> None:
+    assert Pace().gain() is None
+    assert looked_at(0.008, 0.0, looks=10).gain() is None, "too few looks"
+    constant = Pace()
+    for _ in range(60):
+        constant.take(8.0, 1000.0, 1.0)
+    assert constant.gain() is None, "all at the same n: no slope to be seen"
+    assert margin.share(None) == 1.0
+
+
+def test_what_was_learnt_fades() -> None:
+    pace = looked_at(0.0, 0.001)
+    for look in range(600):
+        running = 4.0 + look % 9
+        pace.take(running, running / 0.008, 1.0)
+    assert pace.gain() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("running", "rate"), [(0.0, 100.0), (0.5, 100.0), (4.0, 0.0)])
+def test_an_idle_look_says_nothing(running: float, rate: float) -> None:
+    pace = Pace()
+    pace.take(running, rate, 1.0)
+    assert pace == Pace()
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.0, 1.0), (0.4, 0.6), (0.95, margin.LEAST), (1.0, margin.LEAST)])
+def test_the_more_a_session_brings_the_less_is_kept_free(gain: float, kept: float) -> None:
+    assert math.isclose(margin.share(gain), kept)
