@@ -60,6 +60,15 @@ LANGUAGES = (
         build=("go", "vet", "./..."),
         test=("go", "test", "-count=1", "./..."),
     ),
+    Language(
+        "rust",
+        tools=(
+            Tool("rustc", ("--version",), (1, 88), debian="rustc-web"),
+            Tool("cargo", ("--version",), (1, 88), debian="cargo-web"),
+        ),
+        build=("cargo", "test", "--no-run", "--locked"),
+        test=("cargo", "test", "--locked"),
+    ),
 )
 
 
