@@ -134,6 +134,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--replicas", type=int, nargs="*", default=[2, 4], help="numbers of engines of the main table [2 4]")
     add("--mixes", nargs="*", choices=MIXES, default=list(MIXES), metavar="MIX", help=f"{', '.join(MIXES)} [all]")
     add("--mix-seeds", type=int, default=3, help="seeds per case of the mixes [3]")
+    add("--mix-duration", type=float, default=480.0, help="seconds per run of the mixes: some hold long sessions [480]")
     add("--costs", choices=COSTS, default="accelerator", help="kind of engine [accelerator]")
     add("--blocks", type=int, default=768, help="blocks per engine [768]")
     add("--jobs", type=int, default=2, help="processes [2]")
@@ -174,7 +175,7 @@ def compare(options: argparse.Namespace, play: Play) -> tuple[list[Table], list[
         tables.append(table(base, seeds, options.warmup, play))
     for name in options.mixes:
         runs.say(f"== {name}")
-        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.duration, costs=options.costs)
+        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.mix_duration, costs=options.costs)
         mixes.append(mix(name, base, range(1, options.mix_seeds + 1), options.warmup, play))
     return tables, mixes
 

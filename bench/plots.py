@@ -45,6 +45,10 @@ def sweep(
         caps, [r.mean for _, r, _ in points], [r.half or 0.0 for _, r, _ in points], label="static cap: rate", capsize=3
     )
     axes.axhline(rate.mean, color="tab:green", label="misa-t: rate")
+    # The knee lies far to the left of the outer bound.
+    axes.set_xscale("log")
+    axes.set_xticks(caps, [str(cap) for cap in caps], minor=False, fontsize=8)
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("sessions per engine (static cap)")
     axes.set_ylabel("samples per minute")
     axes.set_ylim(bottom=0)
