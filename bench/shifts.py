@@ -74,6 +74,8 @@ class Outcome:
     figures: Recovery
     shifted: list[RunRecord]
     rest_s: float
+    unshifted: float
+    """Samples per minute after the time of the shift where nothing ever changes."""
 
 
 def play(names: Sequence[str], base: Case, options: argparse.Namespace) -> list[Outcome]:
@@ -84,23 +86,28 @@ def play(names: Sequence[str], base: Case, options: argparse.Namespace) -> list[
         scenario = SCENARIOS[name]
         cases += [replace(shifted(base, scenario, options.at), seed=seed) for seed in seeds]
         cases += [replace(from_start(base, scenario), seed=seed) for seed in seeds]
+    cases += [replace(base, seed=seed) for seed in seeds]
     with runs.Runs(options.jobs, options.cache, runs.say) as kept:
         records = kept.play(cases)
+    calm = Completions(records[-len(seeds) :])
+    unshifted = calm.rate(options.at, calm.end)
     outcomes = []
     for n, name in enumerate(names):
         mine = records[2 * n * len(seeds) : 2 * (n + 1) * len(seeds)]
         changed, steady = mine[: len(seeds)], mine[len(seeds) :]
         rest = options.at + SCENARIOS[name].shift.lasts_s
-        outcomes.append(Outcome(name, recovery(changed, steady, options.warmup, options.at, rest), changed, rest))
+        figures = recovery(changed, steady, options.warmup, options.at, rest)
+        outcomes.append(Outcome(name, figures, changed, rest, unshifted))
     return outcomes
 
 
 def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: str) -> str:
     """Return the report."""
-    rows = [_row(outcome.name, outcome.figures) for outcome in outcomes]
+    rows = [_row(outcome) for outcome in outcomes]
     headings = [
         "shift",
-        "before, samples/min",
+        "without it, samples/min",
+        "before",
         "new steady rate",
         "lowest (by chance)",
         "recovery, s",
@@ -118,6 +125,7 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
         f"`{options.costs}`, "
         f"{options.seeds} seeds, {options.duration:.0f} s each, the shift after {options.at:.0f} s.",
         "",
+        "Without it is the rate, over the time after the shift, of runs in which nothing changes. "
         "The new steady rate is that of runs of the same seeds that had the shifted world from their start, over the "
         f"same time. Lowest and last minute are shares of it. A rate is that of the samples of the next {WINDOW_S:.0f} "
         "s, over all seeds; by chance is what those steady runs themselves sink to. Recovery is counted from when the "
@@ -132,10 +140,12 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, f: Recovery) -> list[str]:
+def _row(outcome: Outcome) -> list[str]:
+    f = outcome.figures
     within = f.residencies is not None and f.residencies <= WITHIN
     return [
-        name,
+        outcome.name,
+        f"{outcome.unshifted:.1f}",
         f"{f.before:.1f}",
         f"{f.steady:.1f}",
         f"{f.lowest:.0%} ({f.usual_lowest:.0%})",
