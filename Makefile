@@ -13,6 +13,7 @@ BIN := .venv/bin
 # What is installed follows from the content of pyproject.toml and proto/requirements.txt, not from their dates.
 INSTALLED_RUN := .venv/.run-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 INSTALLED_DEV := .venv/.dev-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+INSTALLED_BENCH := .venv/.bench-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 INSTALLED_HELM := .venv/.helm-$(shell cksum < .ci/fetch_helm.py | cut -d ' ' -f 1)
 INSTALLED_GEN := .venv-gen/.gen-$(shell cksum < proto/requirements.txt | cut -d ' ' -f 1)
 pip = $(1)/python -m pip install -q --disable-pip-version-check $(2) && \
@@ -76,6 +77,7 @@ clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-gen .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 bench-peers bench-processes bench-proxy bench-real bench-rpc: | redis
+bench-ablation bench-shifts: $(INSTALLED_BENCH)
 bench-%: bench/%.py $(INSTALLED_RUN)
 	@$(BIN)/python -m bench.$* $(ARGS)
 
@@ -93,10 +95,15 @@ $(INSTALLED_RUN): | .venv/bin/python
 	@$(call pip,$(BIN),-e '.[server]')
 	@touch $@
 
+$(INSTALLED_BENCH): | .venv/bin/python
+	@echo '==> installing what sweeps and plots need into .venv'
+	@$(call pip,$(BIN),-e '.[bench]')
+	@touch $@
+
 $(INSTALLED_DEV): | .venv/bin/python
 	@echo '==> installing moorage and its development tools into .venv'
 	@$(call pip,$(BIN),-e '.[dev]')
-	@touch $@ $(INSTALLED_RUN)
+	@touch $@ $(INSTALLED_RUN) $(INSTALLED_BENCH)
 
 # Without helm, tests of the chart are skipped, except in CI, where they fail.
 $(INSTALLED_HELM): | .venv/bin/python

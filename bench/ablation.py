@@ -4,7 +4,6 @@ Finished runs are kept, so that a sweep that was interrupted goes on where it wa
 """
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from bench.emulator import COSTS, EngineConfig
 from bench.player import RunRecord
 from bench.simulate import Case
 from bench.summary import Figures, Wait, holds
-from bench.tuning import STICKY, TUNED, Play, Sweep, steady, tune
+from bench.tuning import COARSE, STICKY, TUNED, Play, Sweep, steady, tune
 from bench.workload import TARGET_MIXTURE, WorkloadConfig
 from moorage_server.core.config import MISA, MISA_T, SESSION
 
@@ -117,7 +116,10 @@ def table(base: Case, seeds: Sequence[int], warmup_s: float, play: Play) -> Tabl
 def mix(name: str, base: Case, seeds: Sequence[int], warmup_s: float, play: Play) -> Mix:
     """Hold the policy against the best static cap of one mix."""
     case = replace(base, workload=replace(base.workload, mixture=dict(MIXES[name])))
-    adaptive = play([replace(case, router=MISA_T, seed=seed) for seed in seeds])
+    # What is known in advance is played at once.
+    count = len(seeds)
+    first = [replace(case, router="sticky", cap=cap, seed=seed) for cap in COARSE for seed in seeds]
+    adaptive = play([*(replace(case, router=MISA_T, seed=seed) for seed in seeds), *first])[:count]
     sweep = tune(replace(case, router="sticky"), seeds, warmup_s, play)
     return Mix(name, sweep, row(MISA_T, adaptive, warmup_s))
 
@@ -132,6 +134,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--replicas", type=int, nargs="*", default=[2, 4], help="numbers of engines of the main table [2 4]")
     add("--mixes", nargs="*", choices=MIXES, default=list(MIXES), metavar="MIX", help=f"{', '.join(MIXES)} [all]")
     add("--mix-seeds", type=int, default=3, help="seeds per case of the mixes [3]")
+    add("--mix-duration", type=float, default=480.0, help="seconds per run of the mixes: some hold long sessions [480]")
     add("--costs", choices=COSTS, default="accelerator", help="kind of engine [accelerator]")
     add("--blocks", type=int, default=768, help="blocks per engine [768]")
     add("--jobs", type=int, default=2, help="processes [2]")
@@ -143,11 +146,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Entry point."""
     options = parse()
-    play = functools.partial(runs.play, jobs=options.jobs, directory=options.cache, say=_say)
+    with runs.Runs(options.jobs, options.cache, runs.say) as kept:
+        tables, mixes = compare(options, kept.play)
+    command = f"python -m bench.ablation {shlex.join(sys.argv[1:])}".strip()
+    text = ablation_report.markdown(tables, mixes, command, options, dict(TARGET_MIXTURE))
+    options.out.write_text(text, "utf-8")
+    ablation_report.plot(tables, mixes, options.out)
+    print(text)
+    return 0
+
+
+def compare(options: argparse.Namespace, play: Play) -> tuple[list[Table], list[Mix]]:
+    """Play all that the options ask for."""
     seeds = range(1, options.seeds + 1)
     tables, mixes = [], []
     for engines in options.replicas:
-        _say(f"== {engines} engines")
+        runs.say(f"== {engines} engines")
         base = Case(
             MISA_T,
             None,
@@ -160,19 +174,10 @@ def main() -> int:
         )
         tables.append(table(base, seeds, options.warmup, play))
     for name in options.mixes:
-        _say(f"== {name}")
-        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.duration, costs=options.costs)
+        runs.say(f"== {name}")
+        base = Case(MISA_T, None, 2, options.blocks, 2 * LIVE_PER_ENGINE, options.mix_duration, costs=options.costs)
         mixes.append(mix(name, base, range(1, options.mix_seeds + 1), options.warmup, play))
-    command = f"python -m bench.ablation {shlex.join(sys.argv[1:])}".strip()
-    text = ablation_report.markdown(tables, mixes, command, options, dict(TARGET_MIXTURE))
-    options.out.write_text(text, "utf-8")
-    ablation_report.plot(tables, mixes, options.out)
-    print(text)
-    return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return tables, mixes
 
 
 if __name__ == "__main__":

@@ -70,9 +70,13 @@ def markdown(
         lines += ["", f"![Sample rates]({options.out.stem}-rates-{table.engines}.png)"]
         lines += [f"![Static cap against {ADAPTIVE}]({options.out.stem}-sweep-{table.engines}.png)"]
     if mixes:
-        lines += ["", f"## Other mixes, 2 engines, {len(mixes[0].adaptive.figures)} seeds", ""]
+        lines += [
+            "",
+            f"## Other mixes, 2 engines, {len(mixes[0].adaptive.figures)} seeds, {options.mix_duration:.0f} s",
+            "",
+        ]
         lines += _mixes(mixes)
-        lines += ["", "![Mixes]({options.out.stem}-mixes.png)"]
+        lines += ["", f"![Mixes]({options.out.stem}-mixes.png)"]
     return "\n".join(lines) + "\n"
 
 

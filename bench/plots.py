@@ -45,6 +45,10 @@ def sweep(
         caps, [r.mean for _, r, _ in points], [r.half or 0.0 for _, r, _ in points], label="static cap: rate", capsize=3
     )
     axes.axhline(rate.mean, color="tab:green", label="misa-t: rate")
+    # The knee lies far to the left of the outer bound.
+    axes.set_xscale("log")
+    axes.set_xticks(caps, [str(cap) for cap in caps], minor=False, fontsize=8)
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("sessions per engine (static cap)")
     axes.set_ylabel("samples per minute")
     axes.set_ylim(bottom=0)
@@ -65,6 +69,7 @@ def sweep(
 def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], path: Path) -> None:
     """Draw rates over the time since each shift, as shares of the new steady rate: one panel per shift."""
     columns = 3
+    top = max(1.5, *(max(shares, default=0.0) for _, shares in series.values()))
     rows = -(-len(series) // columns)
     figure = Figure(figsize=(4 * columns, 2.2 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
@@ -73,7 +78,7 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], path: 
         axes.axvline(0, color="tab:red", linewidth=0.8)
         axes.axhline(0.9, color="tab:gray", linewidth=0.8, linestyle="--")
         axes.set_title(name, fontsize=9)
-        axes.set_ylim(0, 1.8)
+        axes.set_ylim(0, top)
     figure.supxlabel("seconds since the shift")
     figure.supylabel("rate / new steady rate")
     _save(figure, path)

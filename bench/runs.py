@@ -12,12 +12,13 @@ import multiprocessing
 import os
 import pickle
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 import structlog
 
@@ -86,6 +87,11 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def say(text: str) -> None:
+    """Tell progress, apart from the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def describe(case: Case) -> str:
     """Return a case in a few words."""
     cap = "" if case.cap is None else f" cap {case.cap}"
@@ -93,36 +99,48 @@ def describe(case: Case) -> str:
     return f"{case.router}{cap}, {case.engines} engines, seed {case.seed}{shift}"
 
 
-def play(cases: Sequence[Case], jobs: int, directory: Path, say: Say = print) -> list[RunRecord]:
-    """Return the runs of all cases, in order; those not kept yet are played in `jobs` processes."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = {key(case): directory / f"{key(case)}.pickle.gz" for case in cases}
-    missing = {name: case for case in cases if not paths[name := key(case)].exists()}
-    if missing:
-        _play_missing(missing, paths, jobs, say)
-    # One record per run, also where a case is asked for twice.
-    records = {name: _load(path) for name, path in paths.items()}
-    return [records[key(case)] for case in cases]
+class Runs:
+    """Plays cases in `jobs` processes, which last until it is left, and keeps what was played in a directory."""
 
+    def __init__(self, jobs: int, directory: Path, say: Say) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Sums over sets of names depend on their order.
+        os.environ.setdefault("PYTHONHASHSEED", "0")
+        self._directory = directory
+        self._say = say
+        self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_quiet)
 
-def _play_missing(missing: dict[str, Case], paths: dict[str, Path], jobs: int, say: Say) -> None:
-    # Sums over sets of names depend on their order.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    context = multiprocessing.get_context("spawn")
-    started = time.monotonic()
-    with ProcessPoolExecutor(jobs, context, initializer=_quiet) as pool:
-        running = {pool.submit(_play_one, case, paths[name]): case for name, case in missing.items()}
-        try:
-            for done, future in enumerate(as_completed(running), 1):
-                rate, cpu_s = future.result()
-                left_s = (time.monotonic() - started) / done * (len(missing) - done)
-                say(
-                    f"[{done}/{len(missing)}] {describe(running[future])}: {rate:.1f} samples/min, {cpu_s:.0f} s CPU, "
-                    f"about {left_s / 60:.0f} min left"
-                )
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def play(self, cases: Sequence[Case]) -> list[RunRecord]:
+        """Return the runs of all cases, in order; those not kept yet are played."""
+        wanted = {key(case): case for case in cases}
+        missing = {name: case for name, case in wanted.items() if not self._path(name).exists()}
+        if missing:
+            self._play(missing)
+        # One record per run, also where a case is asked for twice.
+        records = {name: _load(self._path(name)) for name in wanted}
+        return [records[key(case)] for case in cases]
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.pickle.gz"
+
+    def _play(self, missing: dict[str, Case]) -> None:
+        started = time.monotonic()
+        running = {self._pool.submit(_play_one, case, self._path(name)): case for name, case in missing.items()}
+        for done, future in enumerate(as_completed(running), 1):
+            rate, cpu_s = future.result()
+            left_s = (time.monotonic() - started) / done * (len(missing) - done)
+            self._say(
+                f"[{done}/{len(missing)}] {describe(running[future])}: {rate:.1f} samples/min, {cpu_s:.0f} s CPU, "
+                f"about {left_s / 60:.0f} min left"
+            )
 
 
 def _quiet() -> None:

@@ -5,7 +5,6 @@ that what was interrupted goes on: run the same command again.
 """
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from bench import runs
 from bench.ablation_report import lines_of
 from bench.conditions import Shift
+from bench.emulator import COSTS
 from bench.player import RunRecord
 from bench.recovery import RECOVERED, WINDOW_S, Completions, Recovery, recovery
 from bench.simulate import Case
@@ -22,6 +22,7 @@ from bench.workload import WorkloadConfig
 from moorage_server.core.config import INFER_ALL, MISA_T, POLICIES, PoolConfig
 
 RESULTS = Path(__file__).parent / "results"
+LIVE_PER_ENGINE = 48
 WITHIN = 2.0
 """Residencies within which a run should have recovered."""
 
@@ -73,6 +74,8 @@ class Outcome:
     figures: Recovery
     shifted: list[RunRecord]
     rest_s: float
+    unshifted: float
+    """Samples per minute after the time of the shift where nothing ever changes."""
 
 
 def play(names: Sequence[str], base: Case, options: argparse.Namespace) -> list[Outcome]:
@@ -83,22 +86,28 @@ def play(names: Sequence[str], base: Case, options: argparse.Namespace) -> list[
         scenario = SCENARIOS[name]
         cases += [replace(shifted(base, scenario, options.at), seed=seed) for seed in seeds]
         cases += [replace(from_start(base, scenario), seed=seed) for seed in seeds]
-    records = runs.play(cases, options.jobs, options.cache, functools.partial(print, file=sys.stderr, flush=True))
+    cases += [replace(base, seed=seed) for seed in seeds]
+    with runs.Runs(options.jobs, options.cache, runs.say) as kept:
+        records = kept.play(cases)
+    calm = Completions(records[-len(seeds) :])
+    unshifted = calm.rate(options.at, calm.end)
     outcomes = []
     for n, name in enumerate(names):
         mine = records[2 * n * len(seeds) : 2 * (n + 1) * len(seeds)]
         changed, steady = mine[: len(seeds)], mine[len(seeds) :]
         rest = options.at + SCENARIOS[name].shift.lasts_s
-        outcomes.append(Outcome(name, recovery(changed, steady, options.warmup, options.at, rest), changed, rest))
+        figures = recovery(changed, steady, options.warmup, options.at, rest)
+        outcomes.append(Outcome(name, figures, changed, rest, unshifted))
     return outcomes
 
 
 def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: str) -> str:
     """Return the report."""
-    rows = [_row(outcome.name, outcome.figures) for outcome in outcomes]
+    rows = [_row(outcome) for outcome in outcomes]
     headings = [
         "shift",
-        "before, samples/min",
+        "without it, samples/min",
+        "before",
         "new steady rate",
         "lowest (by chance)",
         "recovery, s",
@@ -112,9 +121,11 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
     lines = [
         "# Shifts in virtual time",
         "",
-        f"Made by `{command}` at commit {runs.commit()}: {options.policy}, {options.engines} engines, "
+        f"Made by `{command}` at commit {runs.commit()}: {options.policy}, {options.engines} engines of kind "
+        f"`{options.costs}`, "
         f"{options.seeds} seeds, {options.duration:.0f} s each, the shift after {options.at:.0f} s.",
         "",
+        "Without it is the rate, over the time after the shift, of runs in which nothing changes. "
         "The new steady rate is that of runs of the same seeds that had the shifted world from their start, over the "
         f"same time. Lowest and last minute are shares of it. A rate is that of the samples of the next {WINDOW_S:.0f} "
         "s, over all seeds; by chance is what those steady runs themselves sink to. Recovery is counted from when the "
@@ -124,15 +135,17 @@ def markdown(outcomes: Sequence[Outcome], options: argparse.Namespace, command: 
         "",
         *lines_of(headings, rows),
         "",
-        "![Rates after each shift](shifts.png)",
+        f"![Rates after each shift]({options.out.stem}.png)",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, f: Recovery) -> list[str]:
+def _row(outcome: Outcome) -> list[str]:
+    f = outcome.figures
     within = f.residencies is not None and f.residencies <= WITHIN
     return [
-        name,
+        outcome.name,
+        f"{outcome.unshifted:.1f}",
         f"{f.before:.1f}",
         f"{f.steady:.1f}",
         f"{f.lowest:.0%} ({f.usual_lowest:.0%})",
@@ -188,6 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--at", type=float, default=120.0, help="when the shift comes [120]")
     add("--warmup", type=float, default=60.0, help="seconds before the rate before is taken [60]")
     add("--engines", type=int, default=2, help="[2]")
+    add("--costs", choices=COSTS, default="accelerator", help="kind of engine [accelerator]")
     add("--blocks", type=int, default=768, help="blocks per engine [768]")
     add("--jobs", type=int, default=2, help="processes [2]")
     add("--cache", type=Path, default=runs.default_directory(), help="where finished runs are kept [%(default)s]")
@@ -199,7 +213,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Entry point."""
     options = parse()
-    base = Case(options.policy, None, options.engines, options.blocks, 48 * options.engines, options.duration)
+    live = LIVE_PER_ENGINE * options.engines
+    base = Case(options.policy, None, options.engines, options.blocks, live, options.duration, costs=options.costs)
     outcomes = play(options.only or list(SCENARIOS), base, options)
     if options.timeline:
         for outcome in outcomes:
@@ -207,7 +222,7 @@ def main() -> int:
             print("\n".join(timeline(outcome.shifted[0], options.at - 10.0, outcome.rest_s + 60.0)))
     text = markdown(outcomes, options, f"python -m bench.shifts {shlex.join(sys.argv[1:])}".strip())
     options.out.write_text(text, "utf-8")
-    plot(outcomes, options, options.out.with_name("shifts.png"))
+    plot(outcomes, options, options.out.with_suffix(".png"))
     print(text)
     return 0
 

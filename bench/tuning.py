@@ -14,7 +14,7 @@ TUNED = "static, sweep-tuned"
 """The row of the best static cap under the cache-aware policy of the usual routers: the paper's baseline."""
 STICKY = "sticky router, sweep-tuned"
 """The row of the best cap of a plain router: first come first served, a session stays where it began."""
-COARSE = (6, 12, 24, 48)
+COARSE = (3, 6, 12, 24, 48)
 """Caps tried first, in sessions per engine."""
 ROUNDS = 3
 """Times that the middles between the best cap and its neighbours are tried."""

@@ -28,7 +28,7 @@ def test_rates_are_per_run() -> None:
 def test_a_dip_is_measured_from_rest_to_the_return() -> None:
     changed = [run([(0, 120, 80), (120, 150, 30), (150, 300, 60)])] * 2
     found = recovery(changed, STEADY, warmup_s=60.0, at_s=120.0, rest_s=120.0)
-    assert (found.before, found.steady) == (pytest.approx(80.0), pytest.approx(60.0))
+    assert [found.before, found.steady] == pytest.approx([80.0, 60.0])
     assert found.lowest == pytest.approx(0.5, abs=0.02)
     assert found.usual_lowest == pytest.approx(1.0, abs=0.05)
     # A window of 20 s holds 90 % once at most 4 s of it lie in the dip.

@@ -18,10 +18,12 @@ SHORT = Case("sticky", cap=4, live=12, duration_s=12.0)
 def test_a_finished_run_is_not_played_again(tmp_path: Path) -> None:
     said: list[str] = []
     cases = [SHORT, replace(SHORT, seed=2), SHORT]
-    first = runs.play(cases, 1, tmp_path, said.append)
+    with runs.Runs(1, tmp_path, said.append) as kept:
+        first = kept.play(cases)
     assert len(said) == 2
     assert first[0] == first[2] != first[1]
-    again = runs.play([SHORT, replace(SHORT, router="misa-t")], 1, tmp_path, said.append)
+    with runs.Runs(1, tmp_path, said.append) as kept:
+        again = kept.play([SHORT, replace(SHORT, router="misa-t")])
     assert again[0] == first[0]
     assert len(said) == 3
     assert len(again[1].published) > 0

@@ -12,10 +12,10 @@ from bench.simulate import Case, run, virtual_store_clock
 
 
 def test_keys_of_the_store_expire_by_virtual_time() -> None:
-    async def main() -> list[bytes | None]:
+    async def main() -> list[object]:
         client = fakeredis.FakeAsyncRedis()
         await client.set("lease", "mine", px=1500)
-        found = []
+        found: list[object] = []
         for pause in (1.4, 0.2):
             await asyncio.sleep(pause)
             found.append(await client.get("lease"))
