@@ -1239,7 +1239,7 @@ global___DispatchItem = DispatchItem
 
 @typing.final
 class DispatchRequest(google.protobuf.message.Message):
-    """Calls that go together. At most 1,000 items."""
+    """Calls that go together. At most 1,000 items and cancelled ids in all."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -44,7 +44,7 @@ class Guard:
         """Who makes the call. Raises Unauthenticated, RateLimited, or Forbidden where the caller's roles lack it."""
         try:
             caller = self._identify(context)
-            self._count(caller)
+            self.count(caller)
             require_role(caller, roles_for(method), method)
         except MoorageFailure as refusal:
             self._refusals.add(refusal, method, context)
@@ -79,7 +79,8 @@ class Guard:
             return None
         return self.callers.holding(value[len(_BEARER) :].strip())
 
-    def _count(self, caller: Caller) -> None:
+    def count(self, caller: Caller) -> None:
+        """One more call, for those inside a stream too. Raises RateLimited."""
         if caller.rate is None:
             return
         now = self._clock()

@@ -9,6 +9,7 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage.v1 import scheduler_pb2_grpc
 from moorage_server import limits
 from moorage_server.api import answers, calls, validation
+from moorage_server.api.dispatch import DispatchStream
 from moorage_server.api.times import to_duration
 from moorage_server.core.prefixes import most_hashes
 from moorage_server.errors import InvalidField
@@ -40,6 +41,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
+        self._streams: set[DispatchStream] = set()
+        self._draining = False
 
     async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
         """See scheduler.proto."""
@@ -91,6 +94,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         config = (await desk.view()).config
         response.next_interval.CopyFrom(to_duration(config.heartbeat_interval_s))
         return response
+
+    # The stubs know the form that yields answers; this one writes them.
+    async def Dispatch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        """See scheduler.proto."""
+        stream = DispatchStream(self._control, context, request_iterator.calls)
+        self._streams.add(stream)
+        if self._draining:
+            stream.drain()
+        try:
+            await stream.run(request_iterator)
+        finally:
+            self._streams.discard(stream)
+
+    def drain(self) -> None:
+        """Ends streams in order: what they have read is answered."""
+        self._draining = True
+        for stream in self._streams:
+            stream.drain()
 
     async def _take_snapshot(self, pool: str, item: pb.InstanceSnapshot) -> pb.InstanceAck:
         ack = pb.InstanceAck(instance_id=item.instance_id[:256], dp_rank=item.dp_rank)

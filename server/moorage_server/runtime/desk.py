@@ -130,10 +130,7 @@ class Desk:
     async def view_with(self, placed: Placed) -> Pool:
         """A view that knows the instance, as it is in that incarnation, if the pool still does."""
         view = await self.view()
-        instance = view.instances.get(placed.instance)
-        if instance is None or instance.incarnation != placed.incarnation:
-            view = await self._read_again()
-        return view
+        return view if shows(view, placed) else await self._read_again()
 
     async def _read_again(self) -> Pool:
         """The pool as it is now: a reading that is under way may have begun too early."""
@@ -505,6 +502,12 @@ class Desk:
         waiter = self._waiters.get(session_id)
         if not result.over and waiter is not None and not waiter.answer.done():
             waiter.answer.set_exception(_left_queue(session_id))
+
+
+def shows(view: Pool, placed: Placed) -> bool:
+    """Whether the view knows the instance, as it is in that incarnation."""
+    instance = view.instances.get(placed.instance)
+    return instance is not None and instance.incarnation == placed.incarnation
 
 
 def _left_queue(session_id: str) -> WrongState:
