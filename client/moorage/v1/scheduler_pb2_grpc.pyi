@@ -56,10 +56,10 @@ class SchedulerServiceStub:
     """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
 
     Items of one session are carried out in the order they were sent; those of different sessions are independent, and
-    are answered in any order. A Release does not wait for an earlier call of its session that waits for its turn: it
-    ends that wait. What the server has read is answered: after the caller's half-close, and before the server itself
-    ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A stream that is cancelled or cut is
-    the cancellation of every call on it.
+    are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+    wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+    before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+    is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
     """
 
 class SchedulerServiceAsyncStub:
@@ -100,10 +100,10 @@ class SchedulerServiceAsyncStub:
     """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
 
     Items of one session are carried out in the order they were sent; those of different sessions are independent, and
-    are answered in any order. A Release does not wait for an earlier call of its session that waits for its turn: it
-    ends that wait. What the server has read is answered: after the caller's half-close, and before the server itself
-    ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A stream that is cancelled or cut is
-    the cancellation of every call on it.
+    are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+    wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+    before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+    is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
     """
 
 class SchedulerServiceServicer(metaclass=abc.ABCMeta):
@@ -154,10 +154,10 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
 
         Items of one session are carried out in the order they were sent; those of different sessions are independent, and
-        are answered in any order. A Release does not wait for an earlier call of its session that waits for its turn: it
-        ends that wait. What the server has read is answered: after the caller's half-close, and before the server itself
-        ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A stream that is cancelled or cut is
-        the cancellation of every call on it.
+        are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+        wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+        before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+        is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -10,7 +10,8 @@ from moorage_server.api.item_calls import Item
 class ItemOrder:
     """Says by ``start`` which call may be carried out now.
 
-    A Release does not wait for calls that wait for their turn: it ends their wait, and no turn may come without it.
+    A call that waits for its turn stands in the ledger's queue: what follows does not wait for it. A Release may be
+    what ends the wait, and the Release of another session what its turn depends on.
     """
 
     def __init__(self, start: Callable[[Item], None]) -> None:
@@ -44,10 +45,8 @@ class ItemOrder:
             del self._lines[item.session]
 
     def _advance(self, line: list[Item]) -> None:
-        for at, item in enumerate(line):
+        for item in line:
             if not item.running:
-                if at == 0 or item.kind == "release":
-                    self._start(item)
-                return
+                self._start(item)
             if not item.waiting:
                 return
