@@ -20,8 +20,10 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 class Stream:
     """One stream; ``answers`` holds what came, in order."""
 
-    def __init__(self, stub: Any, metadata: Any = ()) -> None:
+    def __init__(self, stub: Any, metadata: Any = (), *, gathers: bool = False) -> None:
         self.call: Any = stub.Dispatch(metadata=metadata)
+        #: What is sent at the same time goes in one frame.
+        self._gathers = gathers
         self.answers: list[pb.DispatchResult] = []
         self._numbers = itertools.count(1)
         self._came = asyncio.Event()
@@ -48,6 +50,9 @@ class Stream:
     async def _write(self) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (frame := await self._frames.get()) is not None:
+                if self._gathers:
+                    while not self._frames.empty():
+                        frame.MergeFrom(self._frames.get_nowait() or pb.DispatchRequest())
                 await self.call.write(frame)
             await self.call.done_writing()
 
@@ -133,7 +138,7 @@ class StreamStub:
     def stream(self) -> Stream:
         """The stream at hand, a new one where the last has ended."""
         if self._stream is None or self._stream.code is not None:
-            self._stream = Stream(self._stub)
+            self._stream = Stream(self._stub, gathers=True)
         return self._stream
 
 
