@@ -137,8 +137,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 async def frames() -> AsyncIterator[Any]:
                     async for frame in data:
                         if guard is not None:
-                            # A stream may outlive its credential.
-                            guard.recheck(method, context)
+                            # A stream may outlive its credential, or what that grants.
+                            calls.caller = guard.recheck(method, context)
                         yield _decoded(handler, frame)
 
                 await behaviour(Frames(frames(), calls), context)

@@ -107,8 +107,10 @@ class ItemCalls:
         self._decisions = decisions
         self._meters = meters
         self._guard = guard
-        self._caller = caller
+        #: As of the last frame.
+        self.caller = caller
         self._tracer = tracer
+        self._context = context
         self._metadata = context.invocation_metadata() if tracer is not None else ()
 
     def begin(self, item: Item) -> None:
@@ -116,10 +118,10 @@ class ItemCalls:
         self._stats[item.method].under_way += 1
         if self._tracer is not None:
             item.span = self._tracer.began(item.method, item.request, self._metadata)
-        if self._guard is not None and self._caller is not None:
-            self._guard.count(self._caller)
+        if self._guard is not None and self.caller is not None:
+            self._guard.count(self.caller, item.method, self._context)
             # The roles are those of the stream; Heartbeat's are asked by its fields, which a report has not.
-            check(self._caller, _DISPATCH if item.kind == "progress" else item.method, item.request)
+            check(self.caller, _DISPATCH if item.kind == "progress" else item.method, item.request)
 
     def within(self, item: Item) -> AbstractContextManager[Any]:
         """Makes what happens inside part of the call's trace."""
@@ -138,7 +140,7 @@ class ItemCalls:
             return
         if item.method in DECIDING:
             count_decision(self._meters, item.method, item.request, response)
-        caller = None if self._caller is None else self._caller.name
+        caller = None if self.caller is None else self.caller.name
         self._decisions.observe(item.method, item.request, response, 1000 * seconds, caller)
 
 
