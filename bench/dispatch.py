@@ -214,7 +214,8 @@ async def measure(options: argparse.Namespace) -> str:
         stores = [statistics.median(c.store_ms for c in side) for side in (unary, stream)]
         lines.append(
             f"| {kind} | {_range(unary)} | {_range(stream)} | {one / other:.1f}"
-            f" | {1000 / one:.0f} -> {1000 / other:.0f} | {rates[0]:.0f} -> {rates[1]:.0f} | {stores[0]:.3f} -> {stores[1]:.3f} |"
+            f" | {1000 / one:.0f} -> {1000 / other:.0f} | {rates[0]:.0f} -> {rates[1]:.0f}"
+            f" | {stores[0]:.3f} -> {stores[1]:.3f} |"
         )
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server import limits
-from moorage_server.api import dispatch
+from moorage_server.api import answers, dispatch
 from moorage_server.api.item_calls import METHODS
 from moorage_server.runtime import desk
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused, seconds
@@ -367,6 +367,22 @@ async def test_an_unexpected_failure_shows_an_id_and_nothing_else(
             error = (await stream.ask(request)).error
             assert (error.code, info(error).reason) == (Code.INTERNAL.value[0], "INTERNAL")
             assert "secret" not in str(error)
+    # In the middle of a batch: what was answered stays, the rest fails, and the stream goes on.
+    fill, count = answers.fill_placed, 0
+
+    def breaks(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise ValueError("a secret")
+        fill(*args)
+
+    tokens = {"s": token, "t": await plane.placed("t")}
+    with monkeypatch.context() as patched:
+        patched.setattr(answers, "fill_placed", breaks)
+        numbers = stream.send(*(place(sid, token) for sid, token in tokens.items()))
+        one, two = [await stream.answer(number) for number in numbers]
+    assert (one.place.decision, two.error.code) == (pb.DECISION_PLACE, Code.INTERNAL.value[0])
     assert (await stream.ask(place("s", token))).place.decision == pb.DECISION_PLACE
     await stream.close()
 

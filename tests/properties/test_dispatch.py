@@ -77,11 +77,9 @@ def _step(dice: random.Random, paused: bool) -> tuple[str, str, dict[str, Any], 
     token = dice.choices([0, 1, 2, -1], [10, 1, 1, 1])[0]
     values: dict[str, Any] = {}
     if kind == "Admit":
-        values = {
-            "prompt_tokens": 160,
-            "workload_class": f"c{SESSIONS.index(sid) % 2}",
-            "group_id": f"g{sid[-1] < '3'}",
-        }
+        # Of one group and one class: the class of whoever is first books what the group shares.
+        half = SESSIONS.index(sid) // 3
+        values = {"prompt_tokens": 160, "workload_class": f"c{half}", "group_id": f"g{half}"}
     elif kind == "Place" and dice.random() < 0.9:
         values = {"turn": dice.randrange(9), "prompt_tokens": dice.choice([100, 400, 2_000])}
     elif kind == "Release":

@@ -179,21 +179,21 @@ class DispatchStream:
         while items := self._next[pool]:
             self._next[pool] = []
             desk = self._control.desk(pool)
-            work = []
+            parts, work = [], []
             for kind, step in (("progress", self._report), ("place", self._place), ("release", self._release)):
                 chosen = [item for item in items if item.kind == kind]
-                work += [step(desk, chosen[at : at + _BATCH]) for at in range(0, len(chosen), _BATCH)]
+                for at in range(0, len(chosen), _BATCH):
+                    parts.append(chosen[at : at + _BATCH])
+                    work.append(step(desk, parts[-1]))
             # What is asked at the same time shares a round trip.
-            await asyncio.gather(*work)
+            for part, outcome in zip(parts, await asyncio.gather(*work, return_exceptions=True), strict=True):
+                if outcome is not None:
+                    self._fail_rest(part, outcome)
         del self._next[pool]
 
     async def _report(self, desk: Desk, items: Sequence[Item]) -> None:
         reports = [answers.progress_of(item.request.session) for item in items]
-        try:
-            renewed = await self._control.store.progress(desk.pool, reports)
-        except Exception as error:
-            self._fail_all(items, error)
-            return
+        renewed = await self._control.store.progress(desk.pool, reports)
         for item, report, result in zip(items, reports, renewed, strict=True):
             ack = self._result(item).progress
             ack.session_id = report.session_id
@@ -202,12 +202,8 @@ class DispatchStream:
 
     async def _place(self, desk: Desk, items: Sequence[Item]) -> None:
         turns = [answers.turn_of(item.request) for item in items]
-        try:
-            results = await desk.places(turns)
-            view = await desk.view()
-        except Exception as error:
-            self._fail_all(items, error)
-            return
+        results = await desk.places(turns)
+        view = await desk.view()
         for item, turn, result in zip(items, turns, results, strict=True):
             if isinstance(result, MoorageFailure):
                 self._fail(item, result)
@@ -220,11 +216,7 @@ class DispatchStream:
                 self._alone(item, self._settle(desk, item, turn, result))
 
     async def _release(self, desk: Desk, items: Sequence[Item]) -> None:
-        try:
-            results = await desk.releases([answers.ending_of(item.request) for item in items])
-        except Exception as error:
-            self._fail_all(items, error)
-            return
+        results = await desk.releases([answers.ending_of(item.request) for item in items])
         for item, result in zip(items, results, strict=True):
             if isinstance(result, MoorageFailure):
                 self._fail(item, result)
@@ -294,9 +286,11 @@ class DispatchStream:
         self._result(item).error.CopyFrom(call_error(failure))
         self._answered(item, None, failure)
 
-    def _fail_all(self, items: Sequence[Item], error: Exception) -> None:
+    def _fail_rest(self, items: Sequence[Item], error: BaseException) -> None:
+        """Fails those that are not answered, and do not go on alone."""
         for item in items:
-            self._fail(item, error)
+            if not item.answered and item.task is None:
+                self._fail(item, error)
 
     async def _send(self) -> None:
         while self._out:
