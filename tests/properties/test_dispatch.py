@@ -23,9 +23,9 @@ pytestmark = pytest.mark.parametrize("backend", ["fakeredis", "redis"], indirect
 
 SESSIONS = [f"s{n}" for n in range(6)]
 ROUNDS = 25
-#: Differs from call to call; and what is expected of caches depends on how old the view is that decides.
-_NOT_COMPARED = {"token", "ticket", "rank", "cached"}
-_COMPARED_OF_INSTANCE = ("ses", "blocks", "shared", "failed_at", "hat")
+#: Differs from call to call, or is jittered; and what is expected of caches depends on the view that decides.
+_NOT_COMPARED = {"token", "ticket", "rank", "retry", "present", "cached"}
+_COMPARED_OF_INSTANCE = ("ses", "blocks", "shared", "hat")
 _COMPARED_BY_CLASS = ("c", "hexp", "hgot")
 _COMPARED_OF_POOL = ("decisions", "unlabelled", "unknown")
 
@@ -83,7 +83,8 @@ def _step(dice: random.Random, paused: bool) -> tuple[str, str, dict[str, Any], 
     elif kind == "Place" and dice.random() < 0.9:
         values = {"turn": dice.randrange(9), "prompt_tokens": dice.choice([100, 400, 2_000])}
     elif kind == "Release":
-        values = {"outcome": dice.choice([1, 2, 3, 4, 4, 99])}
+        # Not FAILED: what an engine did last depends on the order of its sessions, which a stream does not keep.
+        values = {"outcome": dice.choice([1, 1, 2, 4, 4, 99])}
         if dice.random() < 0.5:
             values["usage"] = pb.Usage(context_tokens=dice.choice([50, 700]))
     elif kind == "Heartbeat":
@@ -117,7 +118,7 @@ async def _books(backend: Backend, pool: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
 async def test_a_stream_keeps_the_same_books(backend: Backend, seed: int) -> None:
     dice = random.Random(seed)
     await backend.clock.set(NOON)

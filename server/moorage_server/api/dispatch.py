@@ -179,17 +179,22 @@ class DispatchStream:
         while items := self._next[pool]:
             self._next[pool] = []
             desk = self._control.desk(pool)
-            parts, work = [], []
+            work = []
             for kind, step in (("progress", self._report), ("place", self._place), ("release", self._release)):
                 chosen = [item for item in items if item.kind == kind]
-                for at in range(0, len(chosen), _BATCH):
-                    parts.append(chosen[at : at + _BATCH])
-                    work.append(step(desk, parts[-1]))
+                parts = [chosen[at : at + _BATCH] for at in range(0, len(chosen), _BATCH)]
+                work += [self._carefully(part, step(desk, part)) for part in parts]
             # What is asked at the same time shares a round trip.
-            for part, outcome in zip(parts, await asyncio.gather(*work, return_exceptions=True), strict=True):
-                if outcome is not None:
-                    self._fail_rest(part, outcome)
+            await asyncio.gather(*work)
         del self._next[pool]
+
+    async def _carefully(self, items: Sequence[Item], work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            for item in items:
+                if not item.answered and item.task is None:
+                    self._fail(item, error)
 
     async def _report(self, desk: Desk, items: Sequence[Item]) -> None:
         reports = [answers.progress_of(item.request.session) for item in items]
@@ -269,7 +274,9 @@ class DispatchStream:
     def _result(self, item: Item) -> pb.DispatchResult:
         if not self._out or len(self._out[-1].response.results) >= _RESULTS:
             self._out.append(_Frame())
-        return self._out[-1].response.results.add(id=item.id)
+        results = self._out[-1].response.results
+        # One that was begun and could not be finished becomes an error.
+        return results[-1] if results and results[-1].id == item.id else results.add(id=item.id)
 
     def _answered(self, item: Item, response: Any, failure: MoorageFailure | None = None) -> None:
         if self._cut_off:
@@ -285,12 +292,6 @@ class DispatchStream:
         failure = error if isinstance(error, MoorageFailure) else hidden(error, item.kind, item.request)
         self._result(item).error.CopyFrom(call_error(failure))
         self._answered(item, None, failure)
-
-    def _fail_rest(self, items: Sequence[Item], error: BaseException) -> None:
-        """Fails those that are not answered, and do not go on alone."""
-        for item in items:
-            if not item.answered and item.task is None:
-                self._fail(item, error)
 
     async def _send(self) -> None:
         while self._out:
