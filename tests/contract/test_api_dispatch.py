@@ -149,6 +149,13 @@ def _outcomes(result: pb.DispatchResult) -> str:
     return limit
 
 
+async def test_an_id_is_free_again_once_its_call_is_answered(plane: Plane) -> None:
+    stream = Stream(plane.stub)
+    await stream.call.write(pb.DispatchRequest(items=[pb.DispatchItem(id=1), item(1, report("", "t"))]))
+    assert await stream.close() is Code.OK
+    assert [(result.id, result.WhichOneof("answer")) for result in stream.answers] == [(1, "error"), (1, "progress")]
+
+
 async def test_an_error_says_what_the_unary_call_says(plane: Plane) -> None:
     stream = Stream(plane.stub)
     token = await plane.placed("s")

@@ -121,7 +121,10 @@ class DispatchStream:
             if raw.id in self._items:
                 raise InvalidField("items.id", raw.id, "unlike those of calls that are not answered yet")
             kind = raw.WhichOneof("call") or ""
-            item = self._items[raw.id] = Item(raw.id, kind, getattr(raw, kind) if kind else raw)
+            request = getattr(raw, kind) if kind else raw
+            if kind in ("admit", "place") and request.HasField("max_wait"):
+                request = _on_its_own(request)
+            item = self._items[raw.id] = Item(raw.id, kind, request)
             try:
                 self._check(item)
             except MoorageFailure as refusal:
@@ -274,9 +277,10 @@ class DispatchStream:
     def _result(self, item: Item) -> pb.DispatchResult:
         if not self._out or len(self._out[-1].response.results) >= _RESULTS:
             self._out.append(_Frame())
-        results = self._out[-1].response.results
+        if item.result is None:
+            item.result = self._out[-1].response.results.add(id=item.id)
         # One that was begun and could not be finished becomes an error.
-        return results[-1] if results and results[-1].id == item.id else results.add(id=item.id)
+        return item.result
 
     def _answered(self, item: Item, response: Any, failure: MoorageFailure | None = None) -> None:
         if self._cut_off:
@@ -310,3 +314,10 @@ class DispatchStream:
                 desk.abandon(arrival)
         for item in self._items.values():
             self._calls.end(item, None, CallCancelled())
+
+
+def _on_its_own(request: Any) -> Any:
+    """A copy: a frame lives as long as any part of it, and what waits must not keep its neighbours for minutes."""
+    copied = type(request)()
+    copied.CopyFrom(request)
+    return copied

@@ -59,7 +59,8 @@ class Item:
     """One call of a stream. ``kind`` '' is that of an item without a call."""
 
     __slots__ = (
-        "answered", "id", "kind", "method", "request", "running", "session", "span", "started", "task", "waits_since",
+        "answered", "id", "kind", "method", "request", "result", "running", "session", "span", "started", "task",
+        "waits_since",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: str, request: Any) -> None:
@@ -75,6 +76,8 @@ class Item:
         self.span: Any = None
         self.running = False
         self.answered = False
+        #: Where its answer is put together.
+        self.result: Any = None
         #: When it began to wait for its turn, on the clock of ``started``.
         self.waits_since: float | None = None
         #: Where it is carried out alone, and may be cancelled.
