@@ -27,7 +27,7 @@ from moorage.dispatch import AsyncDispatch
 from moorage.v1 import scheduler_pb2 as pb
 
 TURNS = 15
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 CLASSES = ("agentic", "rlvr", "rlhf")
 
 

@@ -1,4 +1,4 @@
-"""A stream of calls: order, limits, errors of single calls and of the whole, and all the ways it may end."""
+"""A stream of calls: order, limits, and the errors of single calls."""
 
 from __future__ import annotations
 
@@ -7,45 +7,18 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server import limits
 from moorage_server.api import answers, dispatch
 from moorage_server.api.item_calls import METHODS
 from moorage_server.runtime import desk
-from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused, seconds
+from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused
+from tests.contract.stream_calls import admit, held, info, is_gone, is_held, place, release, report
 from tests.contract.streams import Stream, item
 
 Code = grpc.StatusCode
-
-
-def admit(sid: str, wait: float | None = None, **fields: Any) -> pb.AdmitRequest:
-    request = pb.AdmitRequest(session_id=sid, **{"pool": POOL, "prompt_tokens": 160, "workload_class": "a", **fields})
-    if wait is not None:
-        request.max_wait.CopyFrom(seconds(wait))
-    return request
-
-
-def place(sid: str, token: str, **fields: Any) -> pb.PlaceRequest:
-    return pb.PlaceRequest(session_id=sid, lease_token=token, **{"pool": POOL, **fields})
-
-
-def release(sid: str, token: str = "", **fields: Any) -> pb.ReleaseRequest:
-    values: dict[str, Any] = {"pool": POOL, "outcome": pb.OUTCOME_COMPLETED, **fields}
-    return pb.ReleaseRequest(session_id=sid, lease_token=token, **values)
-
-
-def report(sid: str, token: str, pool: str = POOL, **fields: Any) -> pb.ProgressReport:
-    progress = pb.SessionProgress(session_id=sid, lease_token=token, phase=pb.PHASE_RUNNING, **fields)
-    return pb.ProgressReport(pool=pool, session=progress)
-
-
-def info(error: pb.CallError) -> error_details_pb2.ErrorInfo:
-    """What an error says for machines."""
-    found = error_details_pb2.ErrorInfo()
-    assert any(d.Unpack(found) for d in status_pb2.Status.FromString(error.SerializeToString()).details)
-    return found
 
 
 @pytest.fixture
@@ -94,7 +67,7 @@ async def test_a_wait_holds_up_nobody_and_gets_its_turn(plane: Plane) -> None:
     stream = Stream(plane.stub)
     tokens = {sid: (await stream.ask(admit(sid))).admit.lease.token for sid in ("one", "two")}
     (waiting,) = stream.send(admit("three", wait=30))
-    await eventually(lambda: _is_held(plane, "three"))
+    await eventually(lambda: is_held(plane, "three"))
     assert (await stream.ask(place("one", tokens["one"]))).place.decision == pb.DECISION_PLACE
     # In the order of the stream, what waits for its turn has been carried out: it stands in the queue.
     assert (await stream.ask(place("three", "t"))).error.code == Code.FAILED_PRECONDITION.value[0]
@@ -192,81 +165,16 @@ async def test_a_cancelled_call_is_taken_back_and_told_so(plane: Plane, with_id:
     for sid in ("one", "two"):
         await plane.placed(sid)
     (waiting,) = stream.send(admit("three", wait=30, request_id=new_id() if with_id else ""))
-    await eventually(lambda: _is_held(plane, "three"))
+    await eventually(lambda: is_held(plane, "three"))
     stream.send(cancelled=(waiting, 77))
     assert info((await stream.answer(waiting)).error).reason == "CALL_CANCELLED"
-    await eventually(lambda: _is_gone(plane, "three"))
+    await eventually(lambda: is_gone(plane, "three"))
     # Before it begins at all, behind another call of its session, or together with it.
     (number,) = stream.send(admit("four", wait=30), cancelled=(waiting + 1,))
     assert number == waiting + 1
     assert (await stream.answer(number)).error.code == Code.CANCELLED.value[0]
-    await eventually(lambda: _is_gone(plane, "four"))
+    await eventually(lambda: is_gone(plane, "four"))
     assert await stream.close() is Code.OK
-
-
-async def test_a_half_close_waits_for_what_is_under_way(plane: Plane) -> None:
-    stream = Stream(plane.stub)
-    tokens = [await plane.placed(sid) for sid in ("one", "two")]
-    (waiting,) = stream.send(admit("three", wait=30))
-    await eventually(lambda: _is_held(plane, "three"))
-    closing = asyncio.create_task(stream.close())
-    await asyncio.sleep(0.1)
-    assert not closing.done()
-    await plane.release("one", tokens[0])
-    assert await closing is Code.OK
-    assert (await stream.answer(waiting)).admit.decision == pb.DECISION_PLACE
-
-
-async def test_a_stream_that_is_cut_leaves_nothing_behind(plane: Plane) -> None:
-    stream = Stream(plane.stub)
-    tokens = [await plane.placed(sid) for sid in ("one", "two")]
-    stream.send(*(admit(f"w{n}", wait=30, request_id=new_id()) for n in range(5)))
-    await eventually(lambda: _held(plane, 5))
-    await stream.cut()
-    await eventually(lambda: _held(plane, 0))
-    await plane.release("one", tokens[0])
-    await plane.placed("three")
-    assert plane.control.desk(POOL).waiting == 0
-
-
-async def test_an_admission_whose_answer_was_never_sent_is_taken_back(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    never = asyncio.Event()
-
-    async def stuck(self: dispatch.DispatchStream) -> None:
-        if self._out:
-            await never.wait()
-
-    monkeypatch.setattr(dispatch.DispatchStream, "_send", stuck)
-    stream = Stream(plane.stub)
-    stream.send(admit("s"))
-    await eventually(lambda: _lives(plane, "s"))
-    await stream.cut()
-    await eventually(lambda: _is_gone(plane, "s"))
-
-
-async def test_a_refused_frame_ends_the_stream_and_its_calls(plane: Plane) -> None:
-    for sid in ("one", "two"):
-        await plane.placed(sid)
-    too_many = pb.DispatchRequest(items=[item(n, release(f"s{n}")) for n in range(limits.DISPATCH_ITEMS + 1)])
-    twice = pb.DispatchRequest(items=[item(1, place("one", "t"))])
-    for frame, field in ((too_many, "items"), (twice, "items.id")):
-        stream = Stream(plane.stub)
-        (waiting,) = stream.send(admit("three", wait=30))
-        await eventually(lambda: _is_held(plane, "three"))
-        await stream.call.write(frame)
-        assert await stream.ended() is Code.INVALID_ARGUMENT
-        details = dict(await stream.call.trailing_metadata())["grpc-status-details-bin"]
-        assert info(pb.CallError.FromString(details)).metadata["field"] == field
-        assert [result for result in stream.answers if result.id == waiting] == []
-        await eventually(lambda: _is_gone(plane, "three"))
-
-
-async def test_bytes_that_are_no_frame_end_the_stream(plane: Plane) -> None:
-    call = plane._channel.stream_stream("/moorage.v1.SchedulerService/Dispatch")()
-    await call.write(b"\xff\xff")
-    assert await call.code() is Code.INVALID_ARGUMENT
 
 
 async def test_a_full_frame_is_answered_and_so_are_many(plane: Plane) -> None:
@@ -296,7 +204,7 @@ async def test_reading_stops_while_too_much_is_under_way(plane: Plane, monkeypat
     monkeypatch.setattr(plane.store, "places", slow)
     # Waits do not count: whoever frees room for them must get through.
     stream.send(*(admit(f"w{n}", wait=30) for n in range(8)))
-    await eventually(lambda: _held(plane, 8))
+    await eventually(lambda: held(plane, 8))
     numbers = [stream.send(place(f"s{n}", "t"), place(f"t{n}", "t"))[1] for n in range(10)]
     await asyncio.sleep(0.2)
     assert stream.answers == []
@@ -304,7 +212,7 @@ async def test_reading_stops_while_too_much_is_under_way(plane: Plane, monkeypat
     await stream.answer(numbers[-1])
     assert most <= 4
     await stream.cut()
-    await eventually(lambda: _held(plane, 0))
+    await eventually(lambda: held(plane, 0))
 
 
 async def test_more_waits_than_a_stream_may_have_are_answered_at_once(
@@ -316,7 +224,7 @@ async def test_more_waits_than_a_stream_may_have_are_answered_at_once(
     stream = Stream(plane.stub)
     for n in range(2):
         stream.send(admit(f"w{n}", wait=30))
-        await eventually(lambda n=n: _held(plane, n + 1))
+        await eventually(lambda n=n: held(plane, n + 1))
     assert (await stream.ask(admit("w9", wait=30))).admit.decision == pb.DECISION_HOLD
     await stream.cut()
 
@@ -394,30 +302,6 @@ async def test_an_unexpected_failure_shows_an_id_and_nothing_else(
     await stream.close()
 
 
-async def test_a_drain_answers_what_is_under_way_and_says_go_on(plane: Plane) -> None:
-    for sid in ("one", "two"):
-        await plane.placed(sid)
-    stream, idle = Stream(plane.stub), Stream(plane.stub)
-    await idle.ask(place("nobody", "t"))
-    (waiting,) = stream.send(admit("three", wait=30))
-    await eventually(lambda: _is_held(plane, "three"))
-    plane.servicer.drain()
-    assert await idle.ended() is Code.UNAVAILABLE
-    details = dict(await idle.call.trailing_metadata())
-    assert info(pb.CallError.FromString(details["grpc-status-details-bin"])).reason == "SERVER_DRAINING"
-    assert details["grpc-retry-pushback-ms"] == "50"
-    # It waits for its turn until the desks close.
-    stream.send(place("one", "t"))
-    await asyncio.sleep(0.1)
-    assert stream.code is None
-    await plane.control.desk(POOL).close()
-    assert (await stream.answer(waiting)).admit.decision == pb.DECISION_HOLD
-    assert await stream.ended() is Code.UNAVAILABLE
-    assert [result.id for result in stream.answers] == [waiting]
-    late = Stream(plane.stub)
-    assert await late.ended() is Code.UNAVAILABLE
-
-
 async def test_calls_are_counted_as_the_calls_they_are(plane: Plane) -> None:
     stream = Stream(plane.stub)
     token = (await stream.ask(admit("s"))).admit.lease.token
@@ -435,25 +319,9 @@ async def test_calls_are_counted_as_the_calls_they_are(plane: Plane) -> None:
     for sid in ("one", "two"):
         await stream.ask(admit(sid))
     stream.send(admit("three", wait=30))
-    await eventually(lambda: _is_held(plane, "three"))
+    await eventually(lambda: is_held(plane, "three"))
     assert plane.stats.of(METHODS["admit"]).under_way == 1
     await stream.cut()
-    await eventually(lambda: _is_gone(plane, "three"))
+    await eventually(lambda: is_gone(plane, "three"))
     assert plane.stats.of(METHODS["admit"]).under_way == 0
     assert plane.stats.of(METHODS["admit"]).calls == {"OK": 3, "CANCELLED": 1}
-
-
-async def _is_held(plane: Plane, sid: str) -> bool:
-    return sid in (await plane.books()).state("held")
-
-
-async def _held(plane: Plane, count: int) -> bool:
-    return len((await plane.books()).state("held")) == count
-
-
-async def _lives(plane: Plane, sid: str) -> bool:
-    return sid in (await plane.books()).state("live")
-
-
-async def _is_gone(plane: Plane, sid: str) -> bool:
-    return sid not in (await plane.books()).sessions

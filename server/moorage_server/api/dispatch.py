@@ -121,7 +121,7 @@ class DispatchStream:
             if raw.id in self._items:
                 raise InvalidField("items.id", raw.id, "unlike those of calls that are not answered yet")
             kind = raw.WhichOneof("call") or ""
-            request = getattr(raw, kind) if kind else raw
+            request: Any = getattr(raw, kind) if kind else raw
             if kind in ("admit", "place") and request.HasField("max_wait"):
                 request = _on_its_own(request)
             item = self._items[raw.id] = Item(raw.id, kind, request)
@@ -274,7 +274,7 @@ class DispatchStream:
 
     # Answering
 
-    def _result(self, item: Item) -> pb.DispatchResult:
+    def _result(self, item: Item) -> Any:
         if not self._out or len(self._out[-1].response.results) >= _RESULTS:
             self._out.append(_Frame())
         if item.result is None:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from moorage.v1 import scheduler_pb2 as pb
+from tests.contract.stream_calls import info
 from tests.contract.streams import Stream
-from tests.contract.test_api_dispatch import info
 from tests.unit.server.conftest import Open
 from tests.unit.server.test_tracing import ADMIT, PARENT, TRACE, TRACEPARENT, rig
 
