@@ -76,7 +76,7 @@ setup: $(INSTALLED_DEV) $(INSTALLED_GEN) $(INSTALLED_HELM) tools ## Install ever
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-gen .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
-bench-peers bench-processes bench-proxy bench-real bench-rpc: | redis
+bench-dispatch bench-peers bench-processes bench-proxy bench-real bench-rpc: | redis
 bench-ablation bench-shifts: $(INSTALLED_BENCH)
 bench-%: bench/%.py $(INSTALLED_RUN)
 	@$(BIN)/python -m bench.$* $(ARGS)

@@ -30,10 +30,17 @@ MOORAGE = (sys.executable, "-m", "moorage.cli.main")
 @contextmanager
 def redis(log: Path) -> Iterator[str]:
     """Run a Redis of our own on loopback, without persistence; yields its URL."""
+    with redis_process(log) as (url, _):
+        yield url
+
+
+@contextmanager
+def redis_process(log: Path) -> Iterator[tuple[str, Child]]:
+    """The same; yields its URL and the process."""
     port = free_port()
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with running("redis-server", command, log):
-        yield f"redis://127.0.0.1:{port}/0"
+    with running("redis-server", command, log) as child:
+        yield f"redis://127.0.0.1:{port}/0", child
 
 
 @contextmanager

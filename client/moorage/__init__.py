@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from moorage.aio import AsyncClient
     from moorage.aio_session import AsyncSession
     from moorage.client import Client
+    from moorage.dispatch import AsyncDispatch
     from moorage.errors import (
         DeadlineExceeded,
         FailedPrecondition,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AsyncClient": "moorage.aio",
+    "AsyncDispatch": "moorage.dispatch",
     "AsyncSession": "moorage.aio_session",
     "Client": "moorage.client",
     "PrefixHasher": "moorage.hashes",
@@ -107,6 +109,7 @@ _HOME = {
 __all__ = [
     "AdmitResponse",
     "AsyncClient",
+    "AsyncDispatch",
     "AsyncSession",
     "Client",
     "DeadlineExceeded",

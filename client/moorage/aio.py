@@ -16,6 +16,7 @@ from moorage import aio_session as sessions
 from moorage.aio_session import AsyncSession
 from moorage.channel import ChannelOptions, open_aio_channel, resolve_target
 from moorage.credentials import Proof
+from moorage.dispatch import AsyncDispatch
 from moorage.errors import MoorageError, from_rpc_error
 from moorage.flows import Call
 from moorage.messages import (
@@ -273,6 +274,21 @@ class AsyncClient:
         request = heartbeat_request(self._pool(pool), instances=instances, sessions=sessions, prefixes=prefixes)
         response: HeartbeatResponse = await self._call("Heartbeat", request, self._timeout(timeout))
         return response
+
+    def dispatch(self) -> AsyncDispatch:
+        """A stream for a router's many calls, several times cheaper for the server than one by one.
+
+        See `AsyncDispatch`. To be used with `async with`, in the loop of the client; it opens with its first call.
+        """
+        settings = self._settings
+
+        def open_stream() -> Any:
+            if self._closed:
+                raise MoorageError("the client is closed")
+            header = (settings.token.header(),) if settings.token else ()
+            return self.scheduler.Dispatch(metadata=header)
+
+        return AsyncDispatch(open_stream, settings.pool, settings.timeout)
 
     def _pool(self, pool: str | None) -> str:
         return self._settings.pool if pool is None else pool

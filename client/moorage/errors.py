@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from moorage.v1.scheduler_pb2 import Hold, HoldReason
+from moorage.v1.scheduler_pb2 import CallError, Hold, HoldReason
 
 #: Domain of the reasons that this package knows.
 DOMAIN = "moorage.v1"
@@ -174,6 +174,9 @@ _BY_CODE: dict[grpc.StatusCode, type[MoorageError]] = {
 }
 
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
 def hold_reason(hold: Hold) -> str | None:
     """The hold's reason without its prefix; a number that this version does not know as its digits."""
     if not hold.reason:
@@ -190,15 +193,29 @@ def from_rpc_error(error: grpc.RpcError) -> MoorageError:
     # Pairs, whatever the stubs say; dict() would take grpc.aio.Metadata for a mapping, which older ones are not.
     for key, value in cast(Any, error.trailing_metadata() or ()):
         trailers[key] = value
-    info, bad_request, retry_info = _details(trailers.get(_STATUS_KEY))
+    message = error.details() or error.code().name
+    return _of_kind(error.code(), message, trailers.get(_STATUS_KEY), trailers.get(_PUSHBACK_KEY))
+
+
+def from_call_error(error: CallError) -> MoorageError:
+    """The error of this package for a failed call of a stream."""
+    code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
+    # Its fields are those of a google.rpc.Status.
+    return _of_kind(code, error.message or code.name, error.SerializeToString(), None)
+
+
+def _of_kind(
+    code: grpc.StatusCode, message: str, raw: str | bytes | None, pushback: str | bytes | None
+) -> MoorageError:
+    info, bad_request, retry_info = _details(raw)
     reason = info.reason if info and info.domain == DOMAIN else None
-    kind = _BY_REASON.get(reason or "") or _BY_CODE.get(error.code(), MoorageError)
+    kind = _BY_REASON.get(reason or "") or _BY_CODE.get(code, MoorageError)
     return kind(
-        error.details() or error.code().name,
-        code=error.code(),
+        message,
+        code=code,
         reason=reason,
         metadata=info.metadata if info else None,
-        retry_after=_retry_after(retry_info, trailers.get(_PUSHBACK_KEY)),
+        retry_after=_retry_after(retry_info, pushback),
         field_violations=[FieldViolation(v.field, v.description) for v in bad_request.field_violations]
         if bad_request
         else (),

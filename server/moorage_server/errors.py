@@ -21,6 +21,8 @@ POOL_FORBIDDEN = "POOL_FORBIDDEN"
 CLASS_FORBIDDEN = "CLASS_FORBIDDEN"
 TENANT_FORBIDDEN = "TENANT_FORBIDDEN"
 RATE_LIMITED = "RATE_LIMITED"
+SERVER_DRAINING = "SERVER_DRAINING"
+CALL_CANCELLED = "CALL_CANCELLED"
 INTERNAL = "INTERNAL"
 
 #: Characters of a refused value that an error repeats.
@@ -150,6 +152,22 @@ class StoreUnavailable(MoorageFailure):
     def __init__(self, retry_after_s: float = 1.0, message: str = "the store is unreachable") -> None:
         super().__init__(STORE_UNAVAILABLE, message, {"retry_after_s": f"{retry_after_s:g}"})
         self.retry_after_s = retry_after_s
+
+
+class ServerDraining(MoorageFailure):
+    """The server ends: what it has read is answered, the rest goes to another one, or to the next."""
+
+    retry_after_s = 0.05
+
+    def __init__(self) -> None:
+        super().__init__(SERVER_DRAINING, "the server ends: go on over a new stream")
+
+
+class CallCancelled(MoorageFailure):
+    """Nobody waits for the call any more, and it left nothing behind."""
+
+    def __init__(self) -> None:
+        super().__init__(CALL_CANCELLED, "the caller has cancelled the call")
 
 
 class NotSupported(MoorageFailure):

@@ -15,6 +15,9 @@ HEARTBEAT_ITEMS = 1_000
 #: Not items of a Heartbeat: one engine may hold more sessions than one call has items.
 RESIDENT_SESSIONS = 16_384
 
+#: Of one frame of a stream.
+DISPATCH_ITEMS = 1_000
+
 LABELS = 64
 LABEL_BYTES = 256
 

@@ -36,11 +36,18 @@ Planes = Callable[..., Awaitable[list[Plane]]]
 @pytest.fixture
 async def planes(backend: Backend) -> AsyncIterator[Planes]:
     """``await planes(2, config)``: so many server processes on one store. The books must balance in the end."""
+    async for start in planes_on(backend):
+        yield start
+
+
+async def planes_on(backend: Backend, made: Callable[[Plane], None] = lambda plane: None) -> AsyncIterator[Planes]:
+    """The body of the fixture; ``made`` is told of each plane before it starts."""
     running: list[Plane] = []
 
     async def start(count: int = 1, config: PoolConfig | None = None) -> list[Plane]:
         started = [Plane(backend, {POOL: config or capped(2)}) for _ in range(count)]
         for plane in started:
+            made(plane)
             await plane.start()
         running.extend(started)
         return started

@@ -52,8 +52,9 @@ class Plane:
         self.backend = backend
         self.store: RedisStore = backend.open()
         self.control = ControlPlane(self.store, pools)
-        self._server = grpc.aio.server(interceptors=[CallInterceptor(RpcStats(), DecisionLog("none"))])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.control), self._server)
+        self.stats, self.servicer = RpcStats(), SchedulerServicer(self.control)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(self.stats, DecisionLog("none"))])
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.servicer, self._server)
         inspector_pb2_grpc.add_InspectorServiceServicer_to_server(InspectorServicer(self.control), self._server)
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

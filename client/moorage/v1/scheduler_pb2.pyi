@@ -5,6 +5,7 @@ Control plane for admission and placement of RL rollout sessions on pools of LLM
 
 import builtins
 import collections.abc
+import google.protobuf.any_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
@@ -1166,3 +1167,198 @@ class HeartbeatResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["instances", b"instances", "next_interval", b"next_interval", "prefixes", b"prefixes", "sessions", b"sessions"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
+
+@typing.final
+class ProgressReport(google.protobuf.message.Message):
+    """Reports how far one session got, as an item of a stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """Pool; empty means "default"."""
+    @property
+    def session(self) -> global___SessionProgress:
+        """The report."""
+
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+        session: global___SessionProgress | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["session", b"session"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool", "session", b"session"]) -> None: ...
+
+global___ProgressReport = ProgressReport
+
+@typing.final
+class DispatchItem(google.protobuf.message.Message):
+    """One call of a stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ADMIT_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """Names the call among those of its stream that are not answered yet; chosen by the caller."""
+    @property
+    def admit(self) -> global___AdmitRequest:
+        """As Admit."""
+
+    @property
+    def place(self) -> global___PlaceRequest:
+        """As Place."""
+
+    @property
+    def release(self) -> global___ReleaseRequest:
+        """As Release."""
+
+    @property
+    def progress(self) -> global___ProgressReport:
+        """As one of Heartbeat's sessions."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        admit: global___AdmitRequest | None = ...,
+        place: global___PlaceRequest | None = ...,
+        release: global___ReleaseRequest | None = ...,
+        progress: global___ProgressReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["admit", b"admit", "call", b"call", "place", b"place", "progress", b"progress", "release", b"release"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["admit", b"admit", "call", b"call", "id", b"id", "place", b"place", "progress", b"progress", "release", b"release"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["admit", "place", "release", "progress"] | None: ...
+
+global___DispatchItem = DispatchItem
+
+@typing.final
+class DispatchRequest(google.protobuf.message.Message):
+    """Calls that go together. At most 1,000 items and cancelled ids in all."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
+    @property
+    def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DispatchItem]:
+        """The calls, in order."""
+
+    @property
+    def cancelled(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ids of calls sent before that nobody waits for any more. Each is still answered: with an error of code CANCELLED, or
+        with its answer where that came first.
+        """
+
+    def __init__(
+        self,
+        *,
+        items: collections.abc.Iterable[global___DispatchItem] | None = ...,
+        cancelled: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "items", b"items"]) -> None: ...
+
+global___DispatchRequest = DispatchRequest
+
+@typing.final
+class CallError(google.protobuf.message.Message):
+    """Why a call of a stream failed: fields and numbers of google.rpc.Status, with the details that the unary call's has."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
+    code: builtins.int
+    """A value of google.rpc.Code."""
+    message: builtins.str
+    """For people."""
+    @property
+    def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.any_pb2.Any]:
+        """google.rpc.ErrorInfo, BadRequest and RetryInfo, as they apply."""
+
+    def __init__(
+        self,
+        *,
+        code: builtins.int = ...,
+        message: builtins.str = ...,
+        details: collections.abc.Iterable[google.protobuf.any_pb2.Any] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "details", b"details", "message", b"message"]) -> None: ...
+
+global___CallError = CallError
+
+@typing.final
+class DispatchResult(google.protobuf.message.Message):
+    """The answer to one call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ADMIT_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """The call's id."""
+    @property
+    def admit(self) -> global___AdmitResponse:
+        """To Admit."""
+
+    @property
+    def place(self) -> global___PlaceResponse:
+        """To Place."""
+
+    @property
+    def release(self) -> global___ReleaseResponse:
+        """To Release."""
+
+    @property
+    def progress(self) -> global___SessionAck:
+        """To a progress report."""
+
+    @property
+    def error(self) -> global___CallError:
+        """The call failed."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        admit: global___AdmitResponse | None = ...,
+        place: global___PlaceResponse | None = ...,
+        release: global___ReleaseResponse | None = ...,
+        progress: global___SessionAck | None = ...,
+        error: global___CallError | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["admit", b"admit", "answer", b"answer", "error", b"error", "place", b"place", "progress", b"progress", "release", b"release"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["admit", b"admit", "answer", b"answer", "error", b"error", "id", b"id", "place", b"place", "progress", b"progress", "release", b"release"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["admit", "place", "release", "progress", "error"] | None: ...
+
+global___DispatchResult = DispatchResult
+
+@typing.final
+class DispatchResponse(google.protobuf.message.Message):
+    """Answers that go together: one for each item read, in any order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DispatchResult]:
+        """The answers."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[global___DispatchResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+
+global___DispatchResponse = DispatchResponse

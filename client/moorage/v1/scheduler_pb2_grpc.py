@@ -58,6 +58,11 @@ class SchedulerServiceStub(object):
                 request_serializer=moorage_dot_v1_dot_scheduler__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=moorage_dot_v1_dot_scheduler__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.Dispatch = channel.stream_stream(
+                '/moorage.v1.SchedulerService/Dispatch',
+                request_serializer=moorage_dot_v1_dot_scheduler__pb2.DispatchRequest.SerializeToString,
+                response_deserializer=moorage_dot_v1_dot_scheduler__pb2.DispatchResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -95,6 +100,19 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dispatch(self, request_iterator, context):
+        """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+
+        Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+        are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+        wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+        before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+        is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -117,6 +135,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=moorage_dot_v1_dot_scheduler__pb2.HeartbeatRequest.FromString,
                     response_serializer=moorage_dot_v1_dot_scheduler__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'Dispatch': grpc.stream_stream_rpc_method_handler(
+                    servicer.Dispatch,
+                    request_deserializer=moorage_dot_v1_dot_scheduler__pb2.DispatchRequest.FromString,
+                    response_serializer=moorage_dot_v1_dot_scheduler__pb2.DispatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +254,33 @@ class SchedulerService(object):
             '/moorage.v1.SchedulerService/Heartbeat',
             moorage_dot_v1_dot_scheduler__pb2.HeartbeatRequest.SerializeToString,
             moorage_dot_v1_dot_scheduler__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dispatch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/moorage.v1.SchedulerService/Dispatch',
+            moorage_dot_v1_dot_scheduler__pb2.DispatchRequest.SerializeToString,
+            moorage_dot_v1_dot_scheduler__pb2.DispatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

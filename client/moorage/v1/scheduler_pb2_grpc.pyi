@@ -49,6 +49,19 @@ class SchedulerServiceStub:
     ]
     """Heartbeat reports what instances and sessions look like now, and renews the sessions' leases."""
 
+    Dispatch: grpc.StreamStreamMultiCallable[
+        moorage.v1.scheduler_pb2.DispatchRequest,
+        moorage.v1.scheduler_pb2.DispatchResponse,
+    ]
+    """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+
+    Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+    are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+    wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+    before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+    is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+    """
+
 class SchedulerServiceAsyncStub:
     """SchedulerService is what a router or a rollout worker consults before it dispatches.
 
@@ -79,6 +92,19 @@ class SchedulerServiceAsyncStub:
         moorage.v1.scheduler_pb2.HeartbeatResponse,
     ]
     """Heartbeat reports what instances and sessions look like now, and renews the sessions' leases."""
+
+    Dispatch: grpc.aio.StreamStreamMultiCallable[
+        moorage.v1.scheduler_pb2.DispatchRequest,
+        moorage.v1.scheduler_pb2.DispatchResponse,
+    ]
+    """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+
+    Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+    are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+    wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+    before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+    is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+    """
 
 class SchedulerServiceServicer(metaclass=abc.ABCMeta):
     """SchedulerService is what a router or a rollout worker consults before it dispatches.
@@ -118,5 +144,20 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[moorage.v1.scheduler_pb2.HeartbeatResponse, collections.abc.Awaitable[moorage.v1.scheduler_pb2.HeartbeatResponse]]:
         """Heartbeat reports what instances and sessions look like now, and renews the sessions' leases."""
+
+    @abc.abstractmethod
+    def Dispatch(
+        self,
+        request_iterator: _MaybeAsyncIterator[moorage.v1.scheduler_pb2.DispatchRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[moorage.v1.scheduler_pb2.DispatchResponse], collections.abc.AsyncIterator[moorage.v1.scheduler_pb2.DispatchResponse]]:
+        """Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+
+        Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+        are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+        wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+        before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+        is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -25,6 +25,8 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     _SCHEDULER + "Release": _PLACING,
     # Who may send which of its items is another matter: HEARTBEAT_ROLES.
     _SCHEDULER + "Heartbeat": _REPORTING,
+    # All that its items are calls of is open to the same roles.
+    _SCHEDULER + "Dispatch": _PLACING,
     _INSPECTOR + "GetPool": _READING,
     _INSPECTOR + "ListInstances": _READING,
     _INSPECTOR + "ListSessions": _READING,

@@ -54,6 +54,8 @@ class DecisionLog:
             return _released(request, response) if self._all or response.released else None
         if isinstance(response, scheduler_pb2.HeartbeatResponse):
             return _heard(response) if self._all else None
+        if isinstance(response, scheduler_pb2.SessionAck):
+            return {"session": response.session_id, "known": response.known} if self._all else None
         if method.startswith(_OPERATOR):
             return {name: value for name in _OPERATOR_FIELDS if (value := getattr(request, name, ""))}
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.v1 import scheduler_pb2 as pb
-from moorage_server.api.scheduler import hold_of
+from moorage_server.api.answers import hold_of
 from moorage_server.core import admission
 from moorage_server.core.view import Ask, Pool
 from moorage_server.runtime.arrivals import unknown_class

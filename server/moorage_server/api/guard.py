@@ -51,9 +51,19 @@ class Guard:
             raise
         return caller
 
-    def recheck(self, method: str, context: Context) -> None:
-        """Raises as :meth:`enter` does where the credential of a call under way does not allow it any more."""
-        require_role(self._identify(context), roles_for(method), method)
+    def recheck(self, method: str, context: Context) -> Caller:
+        """Who makes a call under way, as the credential is now. Raises as :meth:`enter` does."""
+        caller = self._identify(context)
+        require_role(caller, roles_for(method), method)
+        return caller
+
+    def count(self, caller: Caller, method: str, context: Context) -> None:
+        """One more call inside a stream. Raises RateLimited."""
+        try:
+            self._count(caller)
+        except RateLimited as refusal:
+            self._refusals.add(refusal, method, context)
+            raise
 
     def _identify(self, context: Context) -> Caller:
         given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]

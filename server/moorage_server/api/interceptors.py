@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError
 
 from moorage_server.api.decision_log import DecisionLog
-from moorage_server.api.errors import abort_with, internal
+from moorage_server.api.errors import abort_with, hidden
 from moorage_server.api.guard import Guard, check, guarded
+from moorage_server.api.item_calls import DECIDING, Frames, ItemCalls, Tracer, count_decision
 from moorage_server.api.rpc_stats import MethodStats, RpcStats
-from moorage_server.api.validation import pool_of
 from moorage_server.errors import InvalidField, MoorageFailure, NotSupported
 from moorage_server.meters import Meters, waited_s
-
-_log = structlog.get_logger("moorage.api")
 
 # In quotes: these are generic to type checkers only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -29,22 +25,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 #: Health passes untouched, and so does reflection where there is no guard.
 _OURS = "/moorage.v1."
-#: Methods that answer with a decision.
-_DECIDING = ("/moorage.v1.SchedulerService/Admit", "/moorage.v1.SchedulerService/Place")
-
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class Tracer(Protocol):
-    """What makes spans of calls."""
-
-    def traced(self, method: str, call: Any) -> Any:
-        """``call`` of a unary method, in a span."""
-        ...
-
-    def seen(self, request: Any) -> None:
-        """The request of the call under way is decoded."""
-        ...
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -95,11 +76,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_unary_rpc_method_handler(unary, None, encoder)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._stream(method, handler), None, encoder)
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._frames(method, handler), None, encoder)
         return handler
 
     def _unary(self, method: str, handler: Handler) -> Any:
         stats, guard, tracer = self._stats.of(method), self._guard, self._tracer
-        counted = self._count if method in _DECIDING else None
+        deciding = method in DECIDING
         behaviour: Any = handler.unary_unary
 
         async def call(data: bytes, context: Context) -> Any:
@@ -113,19 +96,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if tracer is not None:
                     tracer.seen(request)
                 response = await behaviour(request, context)
-            if counted is not None:
-                counted(method, request, response)
+            if deciding:
+                count_decision(self._meters, method, request, response)
             self._decisions.observe(
                 method, request, response, this.milliseconds, None if caller is None else caller.name
             )
             return response
 
         return call
-
-    def _count(self, method: str, request: Any, response: Any) -> None:
-        reason = response.hold.reason if response.HasField("hold") else 0
-        pool = self._meters.pools.of(pool_of(request))
-        self._meters.decisions[pool, method.rpartition("/")[2], response.decision, reason] += 1
 
     def _stream(self, method: str, handler: Handler) -> Any:
         stats, guard = self._stats.of(method), self._guard
@@ -143,6 +121,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                             # A stream may outlive its credential.
                             guard.recheck(method, context)
                         yield response
+
+        return call
+
+    def _frames(self, method: str, handler: Handler) -> Any:
+        """A stream of calls: each is let in, counted, logged and traced by itself."""
+        stats, guard = self._stats.of(method), self._guard
+        behaviour: Any = handler.stream_stream
+
+        async def call(data: AsyncIterator[bytes], context: Context) -> None:
+            async with _Call(method, stats, context):
+                caller = guard.enter(method, context) if guard is not None else None
+                calls = ItemCalls(self._stats, self._decisions, self._meters, guard, caller, self._tracer, context)
+
+                async def frames() -> AsyncIterator[Any]:
+                    async for frame in data:
+                        if guard is not None:
+                            # A stream may outlive its credential, or what that grants.
+                            calls.caller = guard.recheck(method, context)
+                        yield _decoded(handler, frame)
+
+                await behaviour(Frames(frames(), calls), context)
 
         return call
 
@@ -181,24 +180,12 @@ class _Call:
                 # What the generated base class does for a method that nobody wrote.
                 await abort_with(self._context, NotSupported(self._method.rpartition("/")[2]))
             elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-                await self._hide(error)
+                await abort_with(self._context, hidden(error, self._method.rpartition("/")[2], self.request))
         finally:
             seconds = perf_counter() - self._started
             self.milliseconds = seconds * 1000
             self._stats.under_way -= 1
             self._stats.observe(self._code(error), max(0.0, seconds - waited_s.get()))
-
-    async def _hide(self, error: Exception) -> None:
-        correlation_id = uuid.uuid4().hex
-        _log.error(
-            "unexpected exception",
-            exc_info=error,
-            rpc=self._method.rpartition("/")[2],
-            pool=pool_of(self.request) if self.request is not None else None,
-            session=getattr(self.request, "session_id", None),
-            correlation_id=correlation_id,
-        )
-        await abort_with(self._context, internal(correlation_id))
 
     def _code(self, error: BaseException | None) -> grpc.StatusCode:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):

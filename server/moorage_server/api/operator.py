@@ -8,8 +8,9 @@ from typing import Any
 from moorage.v1 import operator_pb2 as opb
 from moorage.v1 import operator_pb2_grpc
 from moorage_server.api import pool_config, validation
+from moorage_server.api.answers import identity
 from moorage_server.api.pools import known_pool
-from moorage_server.api.scheduler import identity, policy_version_of
+from moorage_server.api.scheduler import policy_version_of
 from moorage_server.core.view import Instance, Pool
 from moorage_server.errors import InstanceUnknown, WrongState
 from moorage_server.runtime.control import ControlPlane

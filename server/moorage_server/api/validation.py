@@ -186,6 +186,13 @@ def progress(item: scheduler_pb2.SessionProgress) -> InvalidField | None:
     return InvalidField.collected(bad) if bad else None
 
 
+def progress_report(request: scheduler_pb2.ProgressReport) -> None:
+    """Checks what concerns a report of a stream as a whole; the report itself is checked with :func:`progress`."""
+    bad: list[Violation] = []
+    fields.optional_id(bad, "pool", request.pool)
+    _raise_if(bad)
+
+
 def prefix_update(item: scheduler_pb2.PrefixUpdate) -> InvalidField | None:
     """What is wrong with one prefix update of a Heartbeat, None where nothing is."""
     bad: list[Violation] = []

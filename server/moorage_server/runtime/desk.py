@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from moorage_server.runtime.prefixes import Prefixes, tell
 from moorage_server.store.base import Store
 from moorage_server.store.records import (
     Admission,
+    Ending,
+    Homeless,
     HomeWaits,
     OnHold,
     Placed,
@@ -32,7 +34,11 @@ from moorage_server.store.records import (
     Released,
     Request,
     Resumed,
+    Turn,
 )
+
+#: Told that a call begins to wait.
+OnWait = Callable[[], None]
 
 log = structlog.get_logger("moorage.desk")
 
@@ -124,10 +130,7 @@ class Desk:
     async def view_with(self, placed: Placed) -> Pool:
         """A view that knows the instance, as it is in that incarnation, if the pool still does."""
         view = await self.view()
-        instance = view.instances.get(placed.instance)
-        if instance is None or instance.incarnation != placed.incarnation:
-            view = await self._read_again()
-        return view
+        return view if shows(view, placed) else await self._read_again()
 
     async def _read_again(self) -> Pool:
         """The pool as it is now: a reading that is under way may have begun too early."""
@@ -157,8 +160,13 @@ class Desk:
 
     # Admit and the queue
 
-    async def admit(self, arrival: Arrival, max_wait_s: float = 0.0) -> tuple[Placed | OnHold | Refused, Verdict]:
-        """Decides for one session; waits up to ``max_wait_s`` for its turn. A cancelled call leaves nothing behind."""
+    async def admit(
+        self, arrival: Arrival, max_wait_s: float = 0.0, on_wait: OnWait | None = None
+    ) -> tuple[Placed | OnHold | Refused, Verdict]:
+        """Decides for one session; waits up to ``max_wait_s`` for its turn. A cancelled call leaves nothing behind.
+
+        ``on_wait`` is called when the wait begins: from then on the session stands in the queue.
+        """
         # What a slow store takes is part of the wait: the caller's deadline is.
         until = asyncio.get_running_loop().time() + max_wait_s
         view = await self.view()
@@ -180,6 +188,8 @@ class Desk:
         left = until - asyncio.get_running_loop().time()
         if not isinstance(result, OnHold) or left <= 0:
             return result, verdict
+        if on_wait is not None:
+            on_wait()
         with Wait(self.meters, self.pool) as wait:
             waited = await self._wait(arrival, result, left)
             wait.outcome = _OUTCOMES[type(waited)]
@@ -407,6 +417,27 @@ class Desk:
         hashes: Sequence[int] = (),
     ) -> Placed | OnHold:
         """Where the session's next request goes; moves it if its home is lost."""
+        until = asyncio.get_running_loop().time() + max_wait_s
+        asked = Turn(request, session_id, token, turn, prompt)
+        (result,) = await self.places([asked])
+        if isinstance(result, MoorageFailure):
+            raise result
+        return await self.settle(asked, result, until - asyncio.get_running_loop().time(), hashes)
+
+    async def places(self, turns: Sequence[Turn]) -> list[Placed | Homeless | HomeWaits | MoorageFailure]:
+        """Where the next requests of many sessions go, in one round trip; what is not Placed is to be settled."""
+        view = await self.view()
+        return await self.store.places(self.pool, turns, int(view.config.gone_after_s * 1000))
+
+    async def settle(
+        self,
+        turn: Turn,
+        result: Placed | Homeless | HomeWaits,
+        max_wait_s: float,
+        hashes: Sequence[int] = (),
+        on_wait: OnWait | None = None,
+    ) -> Placed | OnHold:
+        """What becomes of a turn: waits for a home that is paused, moves a session whose home is lost."""
         view = await self.view()
         gone_ms = int(view.config.gone_after_s * 1000)
         until = asyncio.get_running_loop().time() + max_wait_s
@@ -414,27 +445,32 @@ class Desk:
         def left() -> float:
             return max(0.0, until - asyncio.get_running_loop().time())
 
-        result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
         if isinstance(result, HomeWaits) and max_wait_s > 0:
+            if on_wait is not None:
+                on_wait()
             with Wait(self.meters, self.pool) as wait:
-                while isinstance(result, HomeWaits) and left() > 0:
+                while isinstance(result, HomeWaits) and left() > 0 and not self._closed:
                     await asyncio.sleep(min(_HOME_LOOK_S, left()))
-                    result = await self.store.place(self.pool, request, session_id, token, turn, prompt, gone_ms)
+                    result = await self.store.place(self.pool, *turn, gone_ms)
                 wait.outcome = _OUTCOMES.get(type(result), "moved")
         if isinstance(result, Placed):
-            if hashes:
-                self._spawn(self._prefixes.note(view, result, hashes, arrived=False))
+            self.note(view, result, hashes)
             return result
         if isinstance(result, HomeWaits):
             reason = admission.WEIGHT_UPDATE if result.state == PAUSED else admission.IS_DRAINING
             detail = f"home is {result.state.lower()}"
             retry_ms, name = int(_HOME_LOOK_S * 1000), result.workload_class
             return OnHold(reason, retry_ms, 0, 0, view.now_ms, detail, name)
-        moved, _ = await self.admit(Arrival(result.ask, request, hashes=hashes), left())
+        moved, _ = await self.admit(Arrival(result.ask, turn.request, hashes=hashes), left(), on_wait)
         if isinstance(moved, Refused):
             since_ms, name = moved.since_ms, moved.workload_class
             return OnHold(moved.reason, _MOST_RETRY_MS, 0, 0, since_ms, moved.detail, name)
         return moved
+
+    def note(self, view: Pool, placed: Placed, hashes: Sequence[int]) -> None:
+        """Remembers which prompt a turn sent to its home; in the background."""
+        if hashes:
+            self._spawn(self._prefixes.note(view, placed, hashes, arrived=False))
 
     async def release(
         self,
@@ -450,11 +486,28 @@ class Desk:
         result = await self.store.release(
             self.pool, request, session_id, token, outcome, context, evict_reason=evict_reason
         )
+        self._released(session_id, result)
+        return result
+
+    async def releases(self, endings: Sequence[Ending]) -> list[Released | MoorageFailure]:
+        """Ends many sessions in one round trip."""
+        results = await self.store.releases(self.pool, endings)
+        for ending, result in zip(endings, results, strict=True):
+            if isinstance(result, Released):
+                self._released(ending.session_id, result)
+        return results
+
+    def _released(self, session_id: str, result: Released) -> None:
         self.changed()
         waiter = self._waiters.get(session_id)
         if not result.over and waiter is not None and not waiter.answer.done():
             waiter.answer.set_exception(_left_queue(session_id))
-        return result
+
+
+def shows(view: Pool, placed: Placed) -> bool:
+    """Whether the view knows the instance, as it is in that incarnation."""
+    instance = view.instances.get(placed.instance)
+    return instance is not None and instance.incarnation == placed.incarnation
 
 
 def _left_queue(session_id: str) -> WrongState:

@@ -166,7 +166,8 @@ class Services:
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self._operator, server)
 
     async def drain(self) -> None:
-        """Ends watches with a last word, waits with where they stand, and hands the epochs over."""
+        """Ends watches with a last word, waits with where they stand, streams, and hands the epochs over."""
+        self._scheduler.drain()
         self._inspector.close()
         await self._control.stop()
 

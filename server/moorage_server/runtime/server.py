@@ -14,7 +14,8 @@ from grpc_reflection.v1alpha import reflection
 from moorage.v1 import inspector_pb2, operator_pb2, scheduler_pb2
 from moorage_server import limits
 from moorage_server.api.decision_log import DecisionLog
-from moorage_server.api.interceptors import CallInterceptor, Tracer
+from moorage_server.api.interceptors import CallInterceptor
+from moorage_server.api.item_calls import Tracer
 from moorage_server.api.rpc_stats import RpcStats
 from moorage_server.meters import Meters
 from moorage_server.runtime.security import Security

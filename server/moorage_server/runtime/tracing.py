@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
@@ -82,6 +83,34 @@ class Tracing:
         """Names the pool in the span of the call under way."""
         trace.get_current_span().set_attribute("moorage.pool", getattr(request, "pool", "") or DEFAULT_POOL)
 
+    def began(self, method: str, request: Any, metadata: Any) -> trace.Span:
+        """A span for one call of a stream, which continues the stream's trace."""
+        service, _, rpc = method.removeprefix("/").partition("/")
+        carrier = {key: value for key, value in metadata or () if isinstance(value, str)}
+        return self._tracer.start_span(
+            f"{service}/{rpc}",
+            self._propagator.extract(carrier),
+            SpanKind.SERVER,
+            {
+                "rpc.system": "grpc",
+                "rpc.service": service,
+                "rpc.method": rpc,
+                "moorage.pool": getattr(request, "pool", "") or DEFAULT_POOL,
+            },
+        )
+
+    def within(self, span: trace.Span) -> AbstractContextManager[Any]:
+        """Makes the span the current one, for the scripts that the call runs alone; those it shares have no span."""
+        return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+    def ended(self, span: trace.Span, response: Any, code: grpc.StatusCode) -> None:
+        """Ends the span of one call of a stream; ``response`` None where it failed."""
+        if response is None:
+            _failed_with(span, code)
+        else:
+            _answered(span, response)
+        span.end()
+
     def script(self, name: str, seconds: float) -> None:
         """A script call of the call under way has ended. Scripts that nobody called for have no span."""
         if not trace.get_current_span().is_recording():
@@ -111,7 +140,10 @@ def _failed(span: trace.Span, context: Any) -> None:
     if isinstance(code, int):
         code = next((known for known in grpc.StatusCode if known.value[0] == code), grpc.StatusCode.UNKNOWN)
     # Without a code it was cancelled.
-    code = code or grpc.StatusCode.CANCELLED
+    _failed_with(span, code or grpc.StatusCode.CANCELLED)
+
+
+def _failed_with(span: trace.Span, code: grpc.StatusCode) -> None:
     span.set_attribute("rpc.grpc.status_code", code.value[0])
     if code in _FAULTS:
         span.set_status(Status(StatusCode.ERROR, code.name))

@@ -11,9 +11,11 @@ from typing import Protocol
 
 from moorage_server.core.config import PoolConfig
 from moorage_server.core.view import Pool
+from moorage_server.errors import MoorageFailure
 from moorage_server.store.records import (
     Admission,
     Changes,
+    Ending,
     Event,
     Homeless,
     HomeWaits,
@@ -31,6 +33,7 @@ from moorage_server.store.records import (
     SessionRecord,
     Snapshot,
     Tick,
+    Turn,
     WeightUpdate,
 )
 
@@ -85,6 +88,16 @@ class Store(Protocol):
         evict_reason: str | None = None,
     ) -> Released:
         """Raises PoolUnknown, LeaseStale, InvalidField (no token)."""
+        ...
+
+    async def places(
+        self, pool: str, turns: Sequence[Turn], gone_ms: int
+    ) -> list[Placed | Homeless | HomeWaits | MoorageFailure]:
+        """Many of :meth:`place`, in order, one by one; what one would raise stands in its place."""
+        ...
+
+    async def releases(self, pool: str, endings: Sequence[Ending]) -> list[Released | MoorageFailure]:
+        """Many of :meth:`release`, in order, one by one; what one would raise stands in its place."""
         ...
 
     async def withdraw(self, pool: str, request: Request, session_id: str, ticket: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moorage_server.core.admission import Candidate
 from moorage_server.core.config import UNLABELLED
@@ -17,6 +18,26 @@ class Request:
 
     request_id: str = ""
     body: str = ""
+
+
+class Turn(NamedTuple):
+    """The next turn of a living session, to be placed; None is unknown."""
+
+    request: Request
+    session_id: str
+    token: str
+    turn: int | None
+    prompt: int | None
+
+
+class Ending(NamedTuple):
+    """The end of a session; ``context`` (tokens) None is unknown, ``token`` may be empty where it is held."""
+
+    request: Request
+    session_id: str
+    token: str
+    outcome: str
+    context: int | None
 
 
 @dataclass(frozen=True, slots=True)

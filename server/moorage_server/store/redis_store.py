@@ -16,28 +16,22 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from moorage_server.core.config import PoolConfig
-from moorage_server.core.view import Ask, Pool
+from moorage_server.core.view import Pool
 from moorage_server.errors import (
-    InvalidField,
-    LeaseStale,
-    PoolUnknown,
     RequestIdReused,
-    SessionUnknown,
     StoreUnavailable,
-    WrongState,
 )
 from moorage_server.store import keys, parse, records, scripts, wire
 from moorage_server.store.batch import Batcher
 from moorage_server.store.cluster import ClusterClient
 from moorage_server.store.meter import ScriptMeter
-from moorage_server.store.parse import optional_int, text
+from moorage_server.store.parse import text
 from moorage_server.store.redis_prefixes import RedisPrefixes
+from moorage_server.store.redis_sessions import RedisSessions
 from moorage_server.store.wire import blank
 
 #: Heads of each class's queue that a view carries.
 _HEADS = 8
-#: How long a paused session is remembered.
-PAUSED_MS = 3_600_000
 #: Block size to count with while an instance has not reported one, tokens.
 UNKNOWN_BLOCK_SIZE = 16
 #: The store is away, or there and not fit to keep a ledger: failing over, read only, full.
@@ -54,17 +48,15 @@ _AWAY = (
 _NOT_NOW = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
 #: Seconds after which a pool in use is named again.
 _TOUCH_S = 10.0
-#: Sessions that a script call says something of, or moves, for the same reason as below.
+#: Sessions that a script call says something of, or moves: a script blocks the whole store while it runs.
 _RELABEL_BATCH = 50
-#: Progress reports per script call: a script blocks the whole store while it runs.
-_PROGRESS_BATCH = 100
 
 
 #: Nothing comes after this one, and the store refuses to look.
 _LAST_EVENT = f"{2**64 - 1}-{2**64 - 1}"
 
 
-class RedisStore(RedisPrefixes):
+class RedisStore(RedisSessions, RedisPrefixes):
     """Implements :class:`moorage_server.store.base.Store`.
 
     ``client`` must not retry by itself (a mutation without request id would run twice) and must return bytes.
@@ -178,87 +170,6 @@ class RedisStore(RedisPrefixes):
         if kind == "RESUMED":
             return records.Resumed(text(reply[1]), text(reply[2]), int(reply[3]))
         raise RequestIdReused(request.request_id)
-
-    async def place(
-        self,
-        pool: str,
-        request: records.Request,
-        session_id: str,
-        token: str,
-        turn: int | None,
-        prompt: int | None,
-        gone_ms: int,
-    ) -> records.Placed | records.Homeless | records.HomeWaits:
-        reply = await self._run(
-            "place",
-            pool,
-            request.request_id,
-            request.body,
-            session_id,
-            token,
-            blank(turn),
-            blank(prompt),
-            gone_ms,
-        )
-        kind = text(reply[0])
-        if kind == "PLACED":
-            return wire.placed(reply, fresh=False)
-        if kind == "WAIT":
-            return records.HomeWaits(text(reply[1]), text(reply[2]))
-        if kind == "HOMELESS":
-            _, why, ask, name, tokens, group, version = reply
-            policy_version = optional_int(version)
-            asked = Ask.decode(session_id, text(name), text(ask), group_id=text(group), policy_version=policy_version)
-            return records.Homeless(text(why), asked.moved(int(tokens)))
-        if kind == "UNKNOWN":
-            raise SessionUnknown(pool, session_id) if int(reply[1]) else PoolUnknown(pool)
-        if kind == "HELDSTATE":
-            raise WrongState(f"session {session_id!r} is held: it has no home yet", {"session_id": session_id})
-        raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
-
-    async def release(
-        self,
-        pool: str,
-        request: records.Request,
-        session_id: str,
-        token: str,
-        outcome: str,
-        context: int | None,
-        *,
-        evict_reason: str | None = None,
-    ) -> records.Released:
-        reply = await self._run(
-            "release", pool, request.request_id, request.body, session_id, token, outcome, blank(context), PAUSED_MS,
-            int(evict_reason is not None), outcome if evict_reason is None else evict_reason,
-        )  # fmt: skip
-        kind = text(reply[0])
-        if kind in ("RELEASED", "OVER"):
-            return records.Released(kind == "OVER", int(reply[1]), int(reply[2]), int(reply[3]))
-        if kind == "NOTHING":
-            if not int(reply[1]):
-                raise PoolUnknown(pool)
-            return records.Released(True)
-        if kind == "NOTOKEN":
-            raise InvalidField("lease_token", "", "given: the session is placed, not held")
-        raise LeaseStale(pool, session_id) if kind == "STALE" else RequestIdReused(request.request_id)
-
-    async def withdraw(self, pool: str, request: records.Request, session_id: str, ticket: str) -> bool:
-        return bool(await self._run("withdraw", pool, request.request_id, session_id, ticket, PAUSED_MS))
-
-    async def progress(self, pool: str, items: Sequence[records.Progress]) -> list[records.Renewed]:
-        answers: list[records.Renewed] = []
-        for start in range(0, len(items), _PROGRESS_BATCH):
-            batch = items[start : start + _PROGRESS_BATCH]
-            args: list[Any] = [len(batch)]
-            for i in batch:
-                args += [i.session_id, i.token, i.phase, blank(i.turn), blank(i.context_tokens)]
-                args += [blank(i.cached_tokens), blank(i.output_tokens)]
-            reply = await self._run("progress", pool, *args)
-            answers += [
-                records.Renewed(text(reply[n]), int(reply[n + 1] or 0), int(reply[n + 2] or 0))
-                for n in range(0, len(reply), 3)
-            ]
-        return answers
 
     async def snapshot(self, pool: str, snapshot: records.Snapshot) -> str:
         await self._touch(pool)

@@ -40,6 +40,7 @@ ALLOWED = {
     "Place": {ROUTER, OPERATOR},
     "Release": {ROUTER, OPERATOR},
     "Heartbeat": {ROUTER, COLLECTOR, OPERATOR},
+    "Dispatch": {ROUTER, OPERATOR},
     "GetPool": {ROUTER, VIEWER, OPERATOR},
     "ListInstances": {ROUTER, VIEWER, OPERATOR},
     "ListSessions": {ROUTER, VIEWER, OPERATOR},

@@ -117,7 +117,7 @@ async def test_scripts_that_nobody_called_for_have_no_span(eventually: Any) -> N
     [(None, 3, StatusCode.UNSET), (StoreUnavailable(), 14, StatusCode.ERROR)],
 )
 async def test_a_failure_is_the_servers_or_the_callers(
-    failure: Exception | None, code: int, status: StatusCode, monkeypatch: pytest.MonkeyPatch
+    failure: Exception | None, code: int, status: StatusCode, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     async def away(*_: Any, **__: Any) -> Any:
         raise failure or AssertionError("an empty session_id is refused before")
@@ -126,7 +126,12 @@ async def test_a_failure_is_the_servers_or_the_callers(
         monkeypatch.setattr(r.control.store, "admit", away)
         with pytest.raises(grpc.aio.AioRpcError):
             await r.scheduler.Admit(pb.AdmitRequest(pool="p", session_id="s" if failure else ""))
-        (span,) = r.spans(ADMIT)
+
+        async def spans() -> list[ReadableSpan]:
+            # The caller may hear of the failure before the span ends.
+            return r.spans(ADMIT)
+
+        (span,) = await eventually(spans)
     assert (span.attributes or {})["rpc.grpc.status_code"] == code
     assert span.status.status_code is status
     assert not span.events, "what went wrong inside is not for the trace"
