@@ -253,7 +253,8 @@ type PoolConfig struct {
 	GoneAfter *durationpb.Duration `protobuf:"bytes,11,opt,name=gone_after,json=goneAfter,proto3" json:"gone_after,omitempty"`
 	// Length of an epoch of the controller.
 	EpochInterval *durationpb.Duration `protobuf:"bytes,12,opt,name=epoch_interval,json=epochInterval,proto3" json:"epoch_interval,omitempty"`
-	// Margin of the occupancy forecast, in standard deviations (z).
+	// Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
+	// much keeps less.
 	ForecastMargin *float64 `protobuf:"fixed64,13,opt,name=forecast_margin,json=forecastMargin,proto3,oneof" json:"forecast_margin,omitempty"`
 	// Continuation hit rate below which the brake acts.
 	HealthyHitRate *float64 `protobuf:"fixed64,14,opt,name=healthy_hit_rate,json=healthyHitRate,proto3,oneof" json:"healthy_hit_rate,omitempty"`
@@ -267,8 +268,10 @@ type PoolConfig struct {
 	WeightUpdateTimeout *durationpb.Duration `protobuf:"bytes,18,opt,name=weight_update_timeout,json=weightUpdateTimeout,proto3" json:"weight_update_timeout,omitempty"`
 	// Whose class may be told from what the session does.
 	ClassInference ClassInference `protobuf:"varint,19,opt,name=class_inference,json=classInference,proto3,enum=moorage.v1.ClassInference" json:"class_inference,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Limit sessions by the paper's caps K_w and K_wb, from reference footprints, and not by the forecast of occupancy.
+	ReferenceCaps *bool `protobuf:"varint,20,opt,name=reference_caps,json=referenceCaps,proto3,oneof" json:"reference_caps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PoolConfig) Reset() {
@@ -432,6 +435,13 @@ func (x *PoolConfig) GetClassInference() ClassInference {
 		return x.ClassInference
 	}
 	return ClassInference_CLASS_INFERENCE_UNSPECIFIED
+}
+
+func (x *PoolConfig) GetReferenceCaps() bool {
+	if x != nil && x.ReferenceCaps != nil {
+		return *x.ReferenceCaps
+	}
+	return false
 }
 
 // Sets a pool's configuration.
@@ -1276,7 +1286,7 @@ const file_moorage_v1_operator_proto_rawDesc = "" +
 	"\x15_prior_context_tokensB\n" +
 	"\n" +
 	"\b_refusedB\x17\n" +
-	"\x15_shared_prefix_tokens\"\xae\n" +
+	"\x15_shared_prefix_tokens\"\xed\n" +
 	"\n" +
 	"\n" +
 	"PoolConfig\x12\x1b\n" +
@@ -1303,7 +1313,8 @@ const file_moorage_v1_operator_proto_rawDesc = "" +
 	"\x19hold_during_weight_update\x18\x11 \x01(\bH\n" +
 	"R\x16holdDuringWeightUpdate\x88\x01\x01\x12M\n" +
 	"\x15weight_update_timeout\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x13weightUpdateTimeout\x12C\n" +
-	"\x0fclass_inference\x18\x13 \x01(\x0e2\x1a.moorage.v1.ClassInferenceR\x0eclassInference\x1aS\n" +
+	"\x0fclass_inference\x18\x13 \x01(\x0e2\x1a.moorage.v1.ClassInferenceR\x0eclassInference\x12*\n" +
+	"\x0ereference_caps\x18\x14 \x01(\bH\vR\rreferenceCaps\x88\x01\x01\x1aS\n" +
 	"\fClassesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
 	"\x05value\x18\x02 \x01(\v2\x17.moorage.v1.ClassConfigR\x05value:\x028\x01B\t\n" +
@@ -1317,7 +1328,8 @@ const file_moorage_v1_operator_proto_rawDesc = "" +
 	"\x11_healthy_hit_rateB\r\n" +
 	"\v_max_passesB\x11\n" +
 	"\x0f_max_policy_lagB\x1c\n" +
-	"\x1a_hold_during_weight_update\"\xb6\x01\n" +
+	"\x1a_hold_during_weight_updateB\x11\n" +
+	"\x0f_reference_caps\"\xb6\x01\n" +
 	"\x14ConfigurePoolRequest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12.\n" +
 	"\x06config\x18\x02 \x01(\v2\x16.moorage.v1.PoolConfigR\x06config\x12;\n" +

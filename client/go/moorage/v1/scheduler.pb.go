@@ -11,6 +11,7 @@ package moorv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	anypb "google.golang.org/protobuf/types/known/anypb"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
@@ -2266,12 +2267,510 @@ func (x *HeartbeatResponse) GetPrefixes() []*PrefixAck {
 	return nil
 }
 
+// Reports how far one session got, as an item of a stream.
+type ProgressReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool; empty means "default".
+	Pool string `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	// The report.
+	Session       *SessionProgress `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProgressReport) Reset() {
+	*x = ProgressReport{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProgressReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProgressReport) ProtoMessage() {}
+
+func (x *ProgressReport) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProgressReport.ProtoReflect.Descriptor instead.
+func (*ProgressReport) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ProgressReport) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ProgressReport) GetSession() *SessionProgress {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+// One call of a stream.
+type DispatchItem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the call among those of its stream that are not answered yet; chosen by the caller.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The call.
+	//
+	// Types that are valid to be assigned to Call:
+	//
+	//	*DispatchItem_Admit
+	//	*DispatchItem_Place
+	//	*DispatchItem_Release
+	//	*DispatchItem_Progress
+	Call          isDispatchItem_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DispatchItem) Reset() {
+	*x = DispatchItem{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DispatchItem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DispatchItem) ProtoMessage() {}
+
+func (x *DispatchItem) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DispatchItem.ProtoReflect.Descriptor instead.
+func (*DispatchItem) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DispatchItem) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *DispatchItem) GetCall() isDispatchItem_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *DispatchItem) GetAdmit() *AdmitRequest {
+	if x != nil {
+		if x, ok := x.Call.(*DispatchItem_Admit); ok {
+			return x.Admit
+		}
+	}
+	return nil
+}
+
+func (x *DispatchItem) GetPlace() *PlaceRequest {
+	if x != nil {
+		if x, ok := x.Call.(*DispatchItem_Place); ok {
+			return x.Place
+		}
+	}
+	return nil
+}
+
+func (x *DispatchItem) GetRelease() *ReleaseRequest {
+	if x != nil {
+		if x, ok := x.Call.(*DispatchItem_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+func (x *DispatchItem) GetProgress() *ProgressReport {
+	if x != nil {
+		if x, ok := x.Call.(*DispatchItem_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+type isDispatchItem_Call interface {
+	isDispatchItem_Call()
+}
+
+type DispatchItem_Admit struct {
+	// As Admit.
+	Admit *AdmitRequest `protobuf:"bytes,2,opt,name=admit,proto3,oneof"`
+}
+
+type DispatchItem_Place struct {
+	// As Place.
+	Place *PlaceRequest `protobuf:"bytes,3,opt,name=place,proto3,oneof"`
+}
+
+type DispatchItem_Release struct {
+	// As Release.
+	Release *ReleaseRequest `protobuf:"bytes,4,opt,name=release,proto3,oneof"`
+}
+
+type DispatchItem_Progress struct {
+	// As one of Heartbeat's sessions.
+	Progress *ProgressReport `protobuf:"bytes,5,opt,name=progress,proto3,oneof"`
+}
+
+func (*DispatchItem_Admit) isDispatchItem_Call() {}
+
+func (*DispatchItem_Place) isDispatchItem_Call() {}
+
+func (*DispatchItem_Release) isDispatchItem_Call() {}
+
+func (*DispatchItem_Progress) isDispatchItem_Call() {}
+
+// Calls that go together. At most 1,000 items and cancelled ids in all.
+type DispatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The calls, in order.
+	Items []*DispatchItem `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	// Ids of calls sent before that nobody waits for any more. Each is still answered: with an error of code CANCELLED, or
+	// with its answer where that came first.
+	Cancelled     []uint64 `protobuf:"varint,2,rep,packed,name=cancelled,proto3" json:"cancelled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DispatchRequest) Reset() {
+	*x = DispatchRequest{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DispatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DispatchRequest) ProtoMessage() {}
+
+func (x *DispatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DispatchRequest.ProtoReflect.Descriptor instead.
+func (*DispatchRequest) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DispatchRequest) GetItems() []*DispatchItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *DispatchRequest) GetCancelled() []uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return nil
+}
+
+// Why a call of a stream failed: fields and numbers of google.rpc.Status, with the details that the unary call's has.
+type CallError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A value of google.rpc.Code.
+	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// For people.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// google.rpc.ErrorInfo, BadRequest and RetryInfo, as they apply.
+	Details       []*anypb.Any `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallError) Reset() {
+	*x = CallError{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallError) ProtoMessage() {}
+
+func (x *CallError) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallError.ProtoReflect.Descriptor instead.
+func (*CallError) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *CallError) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *CallError) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CallError) GetDetails() []*anypb.Any {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
+// The answer to one call.
+type DispatchResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The call's id.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The answer.
+	//
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*DispatchResult_Admit
+	//	*DispatchResult_Place
+	//	*DispatchResult_Release
+	//	*DispatchResult_Progress
+	//	*DispatchResult_Error
+	Answer        isDispatchResult_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DispatchResult) Reset() {
+	*x = DispatchResult{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DispatchResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DispatchResult) ProtoMessage() {}
+
+func (x *DispatchResult) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DispatchResult.ProtoReflect.Descriptor instead.
+func (*DispatchResult) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *DispatchResult) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *DispatchResult) GetAnswer() isDispatchResult_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *DispatchResult) GetAdmit() *AdmitResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*DispatchResult_Admit); ok {
+			return x.Admit
+		}
+	}
+	return nil
+}
+
+func (x *DispatchResult) GetPlace() *PlaceResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*DispatchResult_Place); ok {
+			return x.Place
+		}
+	}
+	return nil
+}
+
+func (x *DispatchResult) GetRelease() *ReleaseResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*DispatchResult_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+func (x *DispatchResult) GetProgress() *SessionAck {
+	if x != nil {
+		if x, ok := x.Answer.(*DispatchResult_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *DispatchResult) GetError() *CallError {
+	if x != nil {
+		if x, ok := x.Answer.(*DispatchResult_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isDispatchResult_Answer interface {
+	isDispatchResult_Answer()
+}
+
+type DispatchResult_Admit struct {
+	// To Admit.
+	Admit *AdmitResponse `protobuf:"bytes,2,opt,name=admit,proto3,oneof"`
+}
+
+type DispatchResult_Place struct {
+	// To Place.
+	Place *PlaceResponse `protobuf:"bytes,3,opt,name=place,proto3,oneof"`
+}
+
+type DispatchResult_Release struct {
+	// To Release.
+	Release *ReleaseResponse `protobuf:"bytes,4,opt,name=release,proto3,oneof"`
+}
+
+type DispatchResult_Progress struct {
+	// To a progress report.
+	Progress *SessionAck `protobuf:"bytes,5,opt,name=progress,proto3,oneof"`
+}
+
+type DispatchResult_Error struct {
+	// The call failed.
+	Error *CallError `protobuf:"bytes,6,opt,name=error,proto3,oneof"`
+}
+
+func (*DispatchResult_Admit) isDispatchResult_Answer() {}
+
+func (*DispatchResult_Place) isDispatchResult_Answer() {}
+
+func (*DispatchResult_Release) isDispatchResult_Answer() {}
+
+func (*DispatchResult_Progress) isDispatchResult_Answer() {}
+
+func (*DispatchResult_Error) isDispatchResult_Answer() {}
+
+// Answers that go together: one for each item read, in any order.
+type DispatchResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answers.
+	Results       []*DispatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DispatchResponse) Reset() {
+	*x = DispatchResponse{}
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DispatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DispatchResponse) ProtoMessage() {}
+
+func (x *DispatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_moorage_v1_scheduler_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DispatchResponse.ProtoReflect.Descriptor instead.
+func (*DispatchResponse) Descriptor() ([]byte, []int) {
+	return file_moorage_v1_scheduler_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DispatchResponse) GetResults() []*DispatchResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 var File_moorage_v1_scheduler_proto protoreflect.FileDescriptor
 
 const file_moorage_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"\x1amoorage/v1/scheduler.proto\x12\n" +
-	"moorage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x01\n" +
+	"moorage.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x01\n" +
 	"\tPlacement\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -2487,7 +2986,34 @@ const file_moorage_v1_scheduler_proto_rawDesc = "" +
 	"\tinstances\x18\x01 \x03(\v2\x17.moorage.v1.InstanceAckR\tinstances\x122\n" +
 	"\bsessions\x18\x02 \x03(\v2\x16.moorage.v1.SessionAckR\bsessions\x12>\n" +
 	"\rnext_interval\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fnextInterval\x121\n" +
-	"\bprefixes\x18\x04 \x03(\v2\x15.moorage.v1.PrefixAckR\bprefixes*`\n" +
+	"\bprefixes\x18\x04 \x03(\v2\x15.moorage.v1.PrefixAckR\bprefixes\"[\n" +
+	"\x0eProgressReport\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x125\n" +
+	"\asession\x18\x02 \x01(\v2\x1b.moorage.v1.SessionProgressR\asession\"\xfc\x01\n" +
+	"\fDispatchItem\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x120\n" +
+	"\x05admit\x18\x02 \x01(\v2\x18.moorage.v1.AdmitRequestH\x00R\x05admit\x120\n" +
+	"\x05place\x18\x03 \x01(\v2\x18.moorage.v1.PlaceRequestH\x00R\x05place\x126\n" +
+	"\arelease\x18\x04 \x01(\v2\x1a.moorage.v1.ReleaseRequestH\x00R\arelease\x128\n" +
+	"\bprogress\x18\x05 \x01(\v2\x1a.moorage.v1.ProgressReportH\x00R\bprogressB\x06\n" +
+	"\x04call\"_\n" +
+	"\x0fDispatchRequest\x12.\n" +
+	"\x05items\x18\x01 \x03(\v2\x18.moorage.v1.DispatchItemR\x05items\x12\x1c\n" +
+	"\tcancelled\x18\x02 \x03(\x04R\tcancelled\"i\n" +
+	"\tCallError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12.\n" +
+	"\adetails\x18\x03 \x03(\v2\x14.google.protobuf.AnyR\adetails\"\xae\x02\n" +
+	"\x0eDispatchResult\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x121\n" +
+	"\x05admit\x18\x02 \x01(\v2\x19.moorage.v1.AdmitResponseH\x00R\x05admit\x121\n" +
+	"\x05place\x18\x03 \x01(\v2\x19.moorage.v1.PlaceResponseH\x00R\x05place\x127\n" +
+	"\arelease\x18\x04 \x01(\v2\x1b.moorage.v1.ReleaseResponseH\x00R\arelease\x124\n" +
+	"\bprogress\x18\x05 \x01(\v2\x16.moorage.v1.SessionAckH\x00R\bprogress\x12-\n" +
+	"\x05error\x18\x06 \x01(\v2\x15.moorage.v1.CallErrorH\x00R\x05errorB\b\n" +
+	"\x06answer\"H\n" +
+	"\x10DispatchResponse\x124\n" +
+	"\aresults\x18\x01 \x03(\v2\x1a.moorage.v1.DispatchResultR\aresults*`\n" +
 	"\bDecision\x12\x18\n" +
 	"\x14DECISION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eDECISION_PLACE\x10\x01\x12\x11\n" +
@@ -2528,12 +3054,13 @@ const file_moorage_v1_scheduler_proto_rawDesc = "" +
 	"\x17INSTANCE_STATE_DRAINING\x10\x02\x12\x19\n" +
 	"\x15INSTANCE_STATE_PAUSED\x10\x03\x12\x1b\n" +
 	"\x17INSTANCE_STATE_SLEEPING\x10\x04\x12\x1a\n" +
-	"\x16INSTANCE_STATE_STOPPED\x10\x052\x9c\x02\n" +
+	"\x16INSTANCE_STATE_STOPPED\x10\x052\xe7\x02\n" +
 	"\x10SchedulerService\x12<\n" +
 	"\x05Admit\x12\x18.moorage.v1.AdmitRequest\x1a\x19.moorage.v1.AdmitResponse\x12<\n" +
 	"\x05Place\x12\x18.moorage.v1.PlaceRequest\x1a\x19.moorage.v1.PlaceResponse\x12B\n" +
 	"\aRelease\x12\x1a.moorage.v1.ReleaseRequest\x1a\x1b.moorage.v1.ReleaseResponse\x12H\n" +
-	"\tHeartbeat\x12\x1c.moorage.v1.HeartbeatRequest\x1a\x1d.moorage.v1.HeartbeatResponseB5\n" +
+	"\tHeartbeat\x12\x1c.moorage.v1.HeartbeatRequest\x1a\x1d.moorage.v1.HeartbeatResponse\x12I\n" +
+	"\bDispatch\x12\x1b.moorage.v1.DispatchRequest\x1a\x1c.moorage.v1.DispatchResponse(\x010\x01B5\n" +
 	"\x0edev.moorage.v1P\x01Z!moorage.dev/gen/moorage/v1;moorv1b\x06proto3"
 
 var (
@@ -2549,7 +3076,7 @@ func file_moorage_v1_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_moorage_v1_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_moorage_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_moorage_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_moorage_v1_scheduler_proto_goTypes = []any{
 	(Decision)(0),                 // 0: moorage.v1.Decision
 	(HoldReason)(0),               // 1: moorage.v1.HoldReason
@@ -2576,33 +3103,40 @@ var file_moorage_v1_scheduler_proto_goTypes = []any{
 	(*SessionAck)(nil),            // 22: moorage.v1.SessionAck
 	(*PrefixAck)(nil),             // 23: moorage.v1.PrefixAck
 	(*HeartbeatResponse)(nil),     // 24: moorage.v1.HeartbeatResponse
-	nil,                           // 25: moorage.v1.AdmitRequest.LabelsEntry
-	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*ProgressReport)(nil),        // 25: moorage.v1.ProgressReport
+	(*DispatchItem)(nil),          // 26: moorage.v1.DispatchItem
+	(*DispatchRequest)(nil),       // 27: moorage.v1.DispatchRequest
+	(*CallError)(nil),             // 28: moorage.v1.CallError
+	(*DispatchResult)(nil),        // 29: moorage.v1.DispatchResult
+	(*DispatchResponse)(nil),      // 30: moorage.v1.DispatchResponse
+	nil,                           // 31: moorage.v1.AdmitRequest.LabelsEntry
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*anypb.Any)(nil),             // 34: google.protobuf.Any
 }
 var file_moorage_v1_scheduler_proto_depIdxs = []int32{
-	26, // 0: moorage.v1.Lease.ttl:type_name -> google.protobuf.Duration
-	27, // 1: moorage.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	32, // 0: moorage.v1.Lease.ttl:type_name -> google.protobuf.Duration
+	33, // 1: moorage.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
 	1,  // 2: moorage.v1.Hold.reason:type_name -> moorage.v1.HoldReason
-	26, // 3: moorage.v1.Hold.retry_after:type_name -> google.protobuf.Duration
-	27, // 4: moorage.v1.Hold.held_since:type_name -> google.protobuf.Timestamp
-	26, // 5: moorage.v1.AdmitRequest.max_wait:type_name -> google.protobuf.Duration
-	26, // 6: moorage.v1.AdmitRequest.lease_ttl:type_name -> google.protobuf.Duration
-	25, // 7: moorage.v1.AdmitRequest.labels:type_name -> moorage.v1.AdmitRequest.LabelsEntry
+	32, // 3: moorage.v1.Hold.retry_after:type_name -> google.protobuf.Duration
+	33, // 4: moorage.v1.Hold.held_since:type_name -> google.protobuf.Timestamp
+	32, // 5: moorage.v1.AdmitRequest.max_wait:type_name -> google.protobuf.Duration
+	32, // 6: moorage.v1.AdmitRequest.lease_ttl:type_name -> google.protobuf.Duration
+	31, // 7: moorage.v1.AdmitRequest.labels:type_name -> moorage.v1.AdmitRequest.LabelsEntry
 	0,  // 8: moorage.v1.AdmitResponse.decision:type_name -> moorage.v1.Decision
 	5,  // 9: moorage.v1.AdmitResponse.placement:type_name -> moorage.v1.Placement
 	6,  // 10: moorage.v1.AdmitResponse.lease:type_name -> moorage.v1.Lease
 	7,  // 11: moorage.v1.AdmitResponse.hold:type_name -> moorage.v1.Hold
-	26, // 12: moorage.v1.PlaceRequest.max_wait:type_name -> google.protobuf.Duration
+	32, // 12: moorage.v1.PlaceRequest.max_wait:type_name -> google.protobuf.Duration
 	0,  // 13: moorage.v1.PlaceResponse.decision:type_name -> moorage.v1.Decision
 	5,  // 14: moorage.v1.PlaceResponse.placement:type_name -> moorage.v1.Placement
 	6,  // 15: moorage.v1.PlaceResponse.lease:type_name -> moorage.v1.Lease
 	7,  // 16: moorage.v1.PlaceResponse.hold:type_name -> moorage.v1.Hold
 	2,  // 17: moorage.v1.ReleaseRequest.outcome:type_name -> moorage.v1.Outcome
 	12, // 18: moorage.v1.ReleaseRequest.usage:type_name -> moorage.v1.Usage
-	26, // 19: moorage.v1.Residency.duration:type_name -> google.protobuf.Duration
+	32, // 19: moorage.v1.Residency.duration:type_name -> google.protobuf.Duration
 	14, // 20: moorage.v1.ReleaseResponse.residency:type_name -> moorage.v1.Residency
-	27, // 21: moorage.v1.InstanceSnapshot.observed_time:type_name -> google.protobuf.Timestamp
+	33, // 21: moorage.v1.InstanceSnapshot.observed_time:type_name -> google.protobuf.Timestamp
 	4,  // 22: moorage.v1.InstanceSnapshot.state:type_name -> moorage.v1.InstanceState
 	16, // 23: moorage.v1.InstanceSnapshot.resident_sessions:type_name -> moorage.v1.ResidentSession
 	3,  // 24: moorage.v1.SessionProgress.phase:type_name -> moorage.v1.Phase
@@ -2612,21 +3146,36 @@ var file_moorage_v1_scheduler_proto_depIdxs = []int32{
 	6,  // 28: moorage.v1.SessionAck.lease:type_name -> moorage.v1.Lease
 	21, // 29: moorage.v1.HeartbeatResponse.instances:type_name -> moorage.v1.InstanceAck
 	22, // 30: moorage.v1.HeartbeatResponse.sessions:type_name -> moorage.v1.SessionAck
-	26, // 31: moorage.v1.HeartbeatResponse.next_interval:type_name -> google.protobuf.Duration
+	32, // 31: moorage.v1.HeartbeatResponse.next_interval:type_name -> google.protobuf.Duration
 	23, // 32: moorage.v1.HeartbeatResponse.prefixes:type_name -> moorage.v1.PrefixAck
-	8,  // 33: moorage.v1.SchedulerService.Admit:input_type -> moorage.v1.AdmitRequest
-	10, // 34: moorage.v1.SchedulerService.Place:input_type -> moorage.v1.PlaceRequest
-	13, // 35: moorage.v1.SchedulerService.Release:input_type -> moorage.v1.ReleaseRequest
-	20, // 36: moorage.v1.SchedulerService.Heartbeat:input_type -> moorage.v1.HeartbeatRequest
-	9,  // 37: moorage.v1.SchedulerService.Admit:output_type -> moorage.v1.AdmitResponse
-	11, // 38: moorage.v1.SchedulerService.Place:output_type -> moorage.v1.PlaceResponse
-	15, // 39: moorage.v1.SchedulerService.Release:output_type -> moorage.v1.ReleaseResponse
-	24, // 40: moorage.v1.SchedulerService.Heartbeat:output_type -> moorage.v1.HeartbeatResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	18, // 33: moorage.v1.ProgressReport.session:type_name -> moorage.v1.SessionProgress
+	8,  // 34: moorage.v1.DispatchItem.admit:type_name -> moorage.v1.AdmitRequest
+	10, // 35: moorage.v1.DispatchItem.place:type_name -> moorage.v1.PlaceRequest
+	13, // 36: moorage.v1.DispatchItem.release:type_name -> moorage.v1.ReleaseRequest
+	25, // 37: moorage.v1.DispatchItem.progress:type_name -> moorage.v1.ProgressReport
+	26, // 38: moorage.v1.DispatchRequest.items:type_name -> moorage.v1.DispatchItem
+	34, // 39: moorage.v1.CallError.details:type_name -> google.protobuf.Any
+	9,  // 40: moorage.v1.DispatchResult.admit:type_name -> moorage.v1.AdmitResponse
+	11, // 41: moorage.v1.DispatchResult.place:type_name -> moorage.v1.PlaceResponse
+	15, // 42: moorage.v1.DispatchResult.release:type_name -> moorage.v1.ReleaseResponse
+	22, // 43: moorage.v1.DispatchResult.progress:type_name -> moorage.v1.SessionAck
+	28, // 44: moorage.v1.DispatchResult.error:type_name -> moorage.v1.CallError
+	29, // 45: moorage.v1.DispatchResponse.results:type_name -> moorage.v1.DispatchResult
+	8,  // 46: moorage.v1.SchedulerService.Admit:input_type -> moorage.v1.AdmitRequest
+	10, // 47: moorage.v1.SchedulerService.Place:input_type -> moorage.v1.PlaceRequest
+	13, // 48: moorage.v1.SchedulerService.Release:input_type -> moorage.v1.ReleaseRequest
+	20, // 49: moorage.v1.SchedulerService.Heartbeat:input_type -> moorage.v1.HeartbeatRequest
+	27, // 50: moorage.v1.SchedulerService.Dispatch:input_type -> moorage.v1.DispatchRequest
+	9,  // 51: moorage.v1.SchedulerService.Admit:output_type -> moorage.v1.AdmitResponse
+	11, // 52: moorage.v1.SchedulerService.Place:output_type -> moorage.v1.PlaceResponse
+	15, // 53: moorage.v1.SchedulerService.Release:output_type -> moorage.v1.ReleaseResponse
+	24, // 54: moorage.v1.SchedulerService.Heartbeat:output_type -> moorage.v1.HeartbeatResponse
+	30, // 55: moorage.v1.SchedulerService.Dispatch:output_type -> moorage.v1.DispatchResponse
+	51, // [51:56] is the sub-list for method output_type
+	46, // [46:51] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_moorage_v1_scheduler_proto_init() }
@@ -2640,13 +3189,26 @@ func file_moorage_v1_scheduler_proto_init() {
 	file_moorage_v1_scheduler_proto_msgTypes[7].OneofWrappers = []any{}
 	file_moorage_v1_scheduler_proto_msgTypes[12].OneofWrappers = []any{}
 	file_moorage_v1_scheduler_proto_msgTypes[13].OneofWrappers = []any{}
+	file_moorage_v1_scheduler_proto_msgTypes[21].OneofWrappers = []any{
+		(*DispatchItem_Admit)(nil),
+		(*DispatchItem_Place)(nil),
+		(*DispatchItem_Release)(nil),
+		(*DispatchItem_Progress)(nil),
+	}
+	file_moorage_v1_scheduler_proto_msgTypes[24].OneofWrappers = []any{
+		(*DispatchResult_Admit)(nil),
+		(*DispatchResult_Place)(nil),
+		(*DispatchResult_Release)(nil),
+		(*DispatchResult_Progress)(nil),
+		(*DispatchResult_Error)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_moorage_v1_scheduler_proto_rawDesc), len(file_moorage_v1_scheduler_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   21,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

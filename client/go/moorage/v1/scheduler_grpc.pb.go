@@ -25,6 +25,7 @@ const (
 	SchedulerService_Place_FullMethodName     = "/moorage.v1.SchedulerService/Place"
 	SchedulerService_Release_FullMethodName   = "/moorage.v1.SchedulerService/Release"
 	SchedulerService_Heartbeat_FullMethodName = "/moorage.v1.SchedulerService/Heartbeat"
+	SchedulerService_Dispatch_FullMethodName  = "/moorage.v1.SchedulerService/Dispatch"
 )
 
 // SchedulerServiceClient is the client API for SchedulerService service.
@@ -44,6 +45,14 @@ type SchedulerServiceClient interface {
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// Heartbeat reports what instances and sessions look like now, and renews the sessions' leases.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
+	// Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+	//
+	// Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+	// are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+	// wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+	// before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+	// is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+	Dispatch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DispatchRequest, DispatchResponse], error)
 }
 
 type schedulerServiceClient struct {
@@ -94,6 +103,19 @@ func (c *schedulerServiceClient) Heartbeat(ctx context.Context, in *HeartbeatReq
 	return out, nil
 }
 
+func (c *schedulerServiceClient) Dispatch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DispatchRequest, DispatchResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SchedulerService_ServiceDesc.Streams[0], SchedulerService_Dispatch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DispatchRequest, DispatchResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SchedulerService_DispatchClient = grpc.BidiStreamingClient[DispatchRequest, DispatchResponse]
+
 // SchedulerServiceServer is the server API for SchedulerService service.
 // All implementations must embed UnimplementedSchedulerServiceServer
 // for forward compatibility.
@@ -111,6 +133,14 @@ type SchedulerServiceServer interface {
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// Heartbeat reports what instances and sessions look like now, and renews the sessions' leases.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
+	// Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+	//
+	// Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+	// are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+	// wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+	// before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+	// is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+	Dispatch(grpc.BidiStreamingServer[DispatchRequest, DispatchResponse]) error
 	mustEmbedUnimplementedSchedulerServiceServer()
 }
 
@@ -132,6 +162,9 @@ func (UnimplementedSchedulerServiceServer) Release(context.Context, *ReleaseRequ
 }
 func (UnimplementedSchedulerServiceServer) Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Heartbeat not implemented")
+}
+func (UnimplementedSchedulerServiceServer) Dispatch(grpc.BidiStreamingServer[DispatchRequest, DispatchResponse]) error {
+	return status.Error(codes.Unimplemented, "method Dispatch not implemented")
 }
 func (UnimplementedSchedulerServiceServer) mustEmbedUnimplementedSchedulerServiceServer() {}
 func (UnimplementedSchedulerServiceServer) testEmbeddedByValue()                          {}
@@ -226,6 +259,13 @@ func _SchedulerService_Heartbeat_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SchedulerService_Dispatch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(SchedulerServiceServer).Dispatch(&grpc.GenericServerStream[DispatchRequest, DispatchResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SchedulerService_DispatchServer = grpc.BidiStreamingServer[DispatchRequest, DispatchResponse]
+
 // SchedulerService_ServiceDesc is the grpc.ServiceDesc for SchedulerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -250,6 +290,13 @@ var SchedulerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _SchedulerService_Heartbeat_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Dispatch",
+			Handler:       _SchedulerService_Dispatch_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "moorage/v1/scheduler.proto",
 }

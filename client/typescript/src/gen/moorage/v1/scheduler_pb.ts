@@ -6,15 +6,15 @@
 
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
+import type { Any, Duration, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_any, file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file moorage/v1/scheduler.proto.
  */
 export const file_moorage_v1_scheduler: GenFile = /*@__PURE__*/
-  fileDesc("Chptb29yYWdlL3YxL3NjaGVkdWxlci5wcm90bxIKbW9vcmFnZS52MSKoAQoJUGxhY2VtZW50EhMKC2luc3RhbmNlX2lkGAEgASgJEhAKCGVuZHBvaW50GAIgASgJEg8KB2RwX3JhbmsYAyABKA0SEwoLaW5jYXJuYXRpb24YBCABKAkSHgoWZXhwZWN0ZWRfY2FjaGVkX3Rva2VucxgFIAEoBBIbCg5wb2xpY3lfdmVyc2lvbhgGIAEoA0gAiAEBQhEKD19wb2xpY3lfdmVyc2lvbiJvCgVMZWFzZRINCgV0b2tlbhgBIAEoCRImCgN0dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLwoLZXhwaXJlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIr8BCgRIb2xkEiYKBnJlYXNvbhgBIAEoDjIWLm1vb3JhZ2UudjEuSG9sZFJlYXNvbhIuCgtyZXRyeV9hZnRlchgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghwb3NpdGlvbhgDIAEoBBINCgVhaGVhZBgEIAEoBBIuCgpoZWxkX3NpbmNlGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZkZXRhaWwYBiABKAki7wQKDEFkbWl0UmVxdWVzdBIMCgRwb29sGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRIWCg53b3JrbG9hZF9jbGFzcxgEIAEoCRIQCghncm91cF9pZBgFIAEoCRISCgpncm91cF9zaXplGAYgASgNEhsKDnBvbGljeV92ZXJzaW9uGAcgASgDSACIAQESGgoNcHJvbXB0X3Rva2VucxgIIAEoBEgBiAEBEiMKFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCSABKARIAogBARIbCg5leHBlY3RlZF90dXJucxgKIAEoDUgDiAEBEhUKDXByZWZpeF9oYXNoZXMYCyADKAYSKwoIbWF4X3dhaXQYDCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLAoJbGVhc2VfdHRsGA0gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnRlbmFudBgOIAEoCRI0CgZsYWJlbHMYDyADKAsyJC5tb29yYWdlLnYxLkFkbWl0UmVxdWVzdC5MYWJlbHNFbnRyeRIfChJtYXhfY29udGV4dF90b2tlbnMYECABKARIBIgBARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQhEKD19wb2xpY3lfdmVyc2lvbkIQCg5fcHJvbXB0X3Rva2Vuc0IZChdfZXhwZWN0ZWRfb3V0cHV0X3Rva2Vuc0IRCg9fZXhwZWN0ZWRfdHVybnNCFQoTX21heF9jb250ZXh0X3Rva2VucyK7AQoNQWRtaXRSZXNwb25zZRImCghkZWNpc2lvbhgBIAEoDjIULm1vb3JhZ2UudjEuRGVjaXNpb24SKAoJcGxhY2VtZW50GAIgASgLMhUubW9vcmFnZS52MS5QbGFjZW1lbnQSIAoFbGVhc2UYAyABKAsyES5tb29yYWdlLnYxLkxlYXNlEh4KBGhvbGQYBCABKAsyEC5tb29yYWdlLnYxLkhvbGQSFgoOd29ya2xvYWRfY2xhc3MYBSABKAki5wEKDFBsYWNlUmVxdWVzdBIMCgRwb29sGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRITCgtsZWFzZV90b2tlbhgEIAEoCRIRCgR0dXJuGAUgASgNSACIAQESGgoNcHJvbXB0X3Rva2VucxgGIAEoBEgBiAEBEhUKDXByZWZpeF9oYXNoZXMYByADKAYSKwoIbWF4X3dhaXQYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CBwoFX3R1cm5CEAoOX3Byb21wdF90b2tlbnMiygEKDVBsYWNlUmVzcG9uc2USJgoIZGVjaXNpb24YASABKA4yFC5tb29yYWdlLnYxLkRlY2lzaW9uEigKCXBsYWNlbWVudBgCIAEoCzIVLm1vb3JhZ2UudjEuUGxhY2VtZW50EiAKBWxlYXNlGAMgASgLMhEubW9vcmFnZS52MS5MZWFzZRIeCgRob2xkGAQgASgLMhAubW9vcmFnZS52MS5Ib2xkEg0KBW1vdmVkGAUgASgIEhYKDndvcmtsb2FkX2NsYXNzGAYgASgJIsEBCgVVc2FnZRIaCg1wcm9tcHRfdG9rZW5zGAEgASgESACIAQESGgoNY2FjaGVkX3Rva2VucxgCIAEoBEgBiAEBEhoKDW91dHB1dF90b2tlbnMYAyABKARIAogBARIbCg5jb250ZXh0X3Rva2VucxgEIAEoBEgDiAEBQhAKDl9wcm9tcHRfdG9rZW5zQhAKDl9jYWNoZWRfdG9rZW5zQhAKDl9vdXRwdXRfdG9rZW5zQhEKD19jb250ZXh0X3Rva2VucyKjAQoOUmVsZWFzZVJlcXVlc3QSDAoEcG9vbBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEhIKCnNlc3Npb25faWQYAyABKAkSEwoLbGVhc2VfdG9rZW4YBCABKAkSJAoHb3V0Y29tZRgFIAEoDjITLm1vb3JhZ2UudjEuT3V0Y29tZRIgCgV1c2FnZRgGIAEoCzIRLm1vb3JhZ2UudjEuVXNhZ2UiZAoJUmVzaWRlbmN5EisKCGR1cmF0aW9uGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWJsb2NrX3NlY29uZHMYAiABKAESEwoLcGVha19ibG9ja3MYAyABKAQiTQoPUmVsZWFzZVJlc3BvbnNlEhAKCHJlbGVhc2VkGAEgASgIEigKCXJlc2lkZW5jeRgCIAEoCzIVLm1vb3JhZ2UudjEuUmVzaWRlbmN5IjUKD1Jlc2lkZW50U2Vzc2lvbhISCgpzZXNzaW9uX2lkGAEgASgJEg4KBmJsb2NrcxgCIAEoBCKmCAoQSW5zdGFuY2VTbmFwc2hvdBITCgtpbnN0YW5jZV9pZBgBIAEoCRIQCghlbmRwb2ludBgCIAEoCRIPCgdkcF9yYW5rGAMgASgNEhMKC2luY2FybmF0aW9uGAQgASgJEhAKCHNlcXVlbmNlGAUgASgEEjEKDW9ic2VydmVkX3RpbWUYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEigKBXN0YXRlGAcgASgOMhkubW9vcmFnZS52MS5JbnN0YW5jZVN0YXRlEhcKCmJsb2NrX3NpemUYCCABKARIAIgBARIZCgx0b3RhbF9ibG9ja3MYCSABKARIAYgBARIYCgt1c2VkX2Jsb2NrcxgKIAEoBEgCiAEBEhoKDWNhY2hlZF9ibG9ja3MYCyABKARIA4gBARIUCgdydW5uaW5nGAwgASgESASIAQESFAoHd2FpdGluZxgNIAEoBEgFiAEBEh0KEHdhaXRpbmdfY2FwYWNpdHkYDiABKARIBogBARImChlwcmVmaXhfcXVlcnlfdG9rZW5zX3RvdGFsGA8gASgESAeIAQESJAoXcHJlZml4X2hpdF90b2tlbnNfdG90YWwYECABKARICIgBARIhChRwcmVmaWxsX3Rva2Vuc190b3RhbBgRIAEoBEgJiAEBEiQKF2dlbmVyYXRpb25fdG9rZW5zX3RvdGFsGBIgASgESAqIAQESHgoRcHJlZW1wdGlvbnNfdG90YWwYEyABKARIC4gBARImChlwcmVmaWxsX3Rva2Vuc19wZXJfc2Vjb25kGBQgASgBSAyIAQESFgoOd2VpZ2h0X3ZlcnNpb24YFSABKAkSGAoLY2FjaGVfZXBvY2gYFiABKARIDYgBARIfChJtYXhfY29udGV4dF90b2tlbnMYFyABKARIDogBARI2ChFyZXNpZGVudF9zZXNzaW9ucxgYIAMoCzIbLm1vb3JhZ2UudjEuUmVzaWRlbnRTZXNzaW9uQg0KC19ibG9ja19zaXplQg8KDV90b3RhbF9ibG9ja3NCDgoMX3VzZWRfYmxvY2tzQhAKDl9jYWNoZWRfYmxvY2tzQgoKCF9ydW5uaW5nQgoKCF93YWl0aW5nQhMKEV93YWl0aW5nX2NhcGFjaXR5QhwKGl9wcmVmaXhfcXVlcnlfdG9rZW5zX3RvdGFsQhoKGF9wcmVmaXhfaGl0X3Rva2Vuc190b3RhbEIXChVfcHJlZmlsbF90b2tlbnNfdG90YWxCGgoYX2dlbmVyYXRpb25fdG9rZW5zX3RvdGFsQhQKEl9wcmVlbXB0aW9uc190b3RhbEIcChpfcHJlZmlsbF90b2tlbnNfcGVyX3NlY29uZEIOCgxfY2FjaGVfZXBvY2hCFQoTX21heF9jb250ZXh0X3Rva2VucyKEAgoPU2Vzc2lvblByb2dyZXNzEhIKCnNlc3Npb25faWQYASABKAkSEwoLbGVhc2VfdG9rZW4YAiABKAkSIAoFcGhhc2UYAyABKA4yES5tb29yYWdlLnYxLlBoYXNlEhEKBHR1cm4YBCABKA1IAIgBARIbCg5jb250ZXh0X3Rva2VucxgFIAEoBEgBiAEBEhoKDWNhY2hlZF90b2tlbnMYBiABKARIAogBARIaCg1vdXRwdXRfdG9rZW5zGAcgASgESAOIAQFCBwoFX3R1cm5CEQoPX2NvbnRleHRfdG9rZW5zQhAKDl9jYWNoZWRfdG9rZW5zQhAKDl9vdXRwdXRfdG9rZW5zIqsBCgxQcmVmaXhVcGRhdGUSEwoLaW5zdGFuY2VfaWQYASABKAkSDwoHZHBfcmFuaxgCIAEoDRITCgtpbmNhcm5hdGlvbhgDIAEoCRIOCgZzdHJlYW0YBCABKAkSEAoIc2VxdWVuY2UYBSABKAQSDQoFcmVzZXQYBiABKAgSDgoGc3RvcmVkGAcgAygGEg8KB3JlbW92ZWQYCCADKAYSDgoGYmVoaW5kGAkgASgIIqwBChBIZWFydGJlYXRSZXF1ZXN0EgwKBHBvb2wYASABKAkSLwoJaW5zdGFuY2VzGAIgAygLMhwubW9vcmFnZS52MS5JbnN0YW5jZVNuYXBzaG90Ei0KCHNlc3Npb25zGAMgAygLMhsubW9vcmFnZS52MS5TZXNzaW9uUHJvZ3Jlc3MSKgoIcHJlZml4ZXMYBCADKAsyGC5tb29yYWdlLnYxLlByZWZpeFVwZGF0ZSJpCgtJbnN0YW5jZUFjaxITCgtpbnN0YW5jZV9pZBgBIAEoCRIQCghhY2NlcHRlZBgCIAEoCBIOCgZyZWFzb24YAyABKAkSEgoKcmVyZWdpc3RlchgEIAEoCBIPCgdkcF9yYW5rGAUgASgNImEKClNlc3Npb25BY2sSEgoKc2Vzc2lvbl9pZBgBIAEoCRINCgVrbm93bhgCIAEoCBIgCgVsZWFzZRgDIAEoCzIRLm1vb3JhZ2UudjEuTGVhc2USDgoGcmVhc29uGAQgASgJImMKCVByZWZpeEFjaxITCgtpbnN0YW5jZV9pZBgBIAEoCRIPCgdkcF9yYW5rGAIgASgNEhAKCGFjY2VwdGVkGAMgASgIEg4KBnJlYXNvbhgEIAEoCRIOCgZyZXNlbmQYBSABKAgixAEKEUhlYXJ0YmVhdFJlc3BvbnNlEioKCWluc3RhbmNlcxgBIAMoCzIXLm1vb3JhZ2UudjEuSW5zdGFuY2VBY2sSKAoIc2Vzc2lvbnMYAiADKAsyFi5tb29yYWdlLnYxLlNlc3Npb25BY2sSMAoNbmV4dF9pbnRlcnZhbBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhInCghwcmVmaXhlcxgEIAMoCzIVLm1vb3JhZ2UudjEuUHJlZml4QWNrKmAKCERlY2lzaW9uEhgKFERFQ0lTSU9OX1VOU1BFQ0lGSUVEEAASEgoOREVDSVNJT05fUExBQ0UQARIRCg1ERUNJU0lPTl9IT0xEEAISEwoPREVDSVNJT05fUkVKRUNUEAMq6QIKCkhvbGRSZWFzb24SGwoXSE9MRF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRIT0xEX1JFQVNPTl9QT09MX0NBUBABEhkKFUhPTERfUkVBU09OX0NMQVNTX0NBUBACEhkKFUhPTERfUkVBU09OX0tWX0JVREdFVBADEhsKF0hPTERfUkVBU09OX05PX0lOU1RBTkNFEAQSHgoaSE9MRF9SRUFTT05fU1RBTEVfU05BUFNIT1QQBRIYChRIT0xEX1JFQVNPTl9EUkFJTklORxAGEh0KGUhPTERfUkVBU09OX1FVRVVFRF9CRUhJTkQQBxIfChtIT0xEX1JFQVNPTl9TVEFMRU5FU1NfTElNSVQQCBIdChlIT0xEX1JFQVNPTl9XRUlHSFRfVVBEQVRFEAkSGQoVSE9MRF9SRUFTT05fVE9PX0xBUkdFEAoSHQoZSE9MRF9SRUFTT05fQ0xBU1NfUkVGVVNFRBALKnYKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhUKEU9VVENPTUVfQ09NUExFVEVEEAESEwoPT1VUQ09NRV9BQk9SVEVEEAISEgoOT1VUQ09NRV9GQUlMRUQQAxISCg5PVVRDT01FX1BBVVNFRBAEKnoKBVBoYXNlEhUKEVBIQVNFX1VOU1BFQ0lGSUVEEAASDgoKUEhBU0VfSEVMRBABEhAKDFBIQVNFX1BMQUNFRBACEhEKDVBIQVNFX1JVTk5JTkcQAxITCg9QSEFTRV9UT09MX1dBSVQQBBIQCgxQSEFTRV9QQVVTRUQQBSq8AQoNSW5zdGFuY2VTdGF0ZRIeChpJTlNUQU5DRV9TVEFURV9VTlNQRUNJRklFRBAAEhoKFklOU1RBTkNFX1NUQVRFX1NFUlZJTkcQARIbChdJTlNUQU5DRV9TVEFURV9EUkFJTklORxACEhkKFUlOU1RBTkNFX1NUQVRFX1BBVVNFRBADEhsKF0lOU1RBTkNFX1NUQVRFX1NMRUVQSU5HEAQSGgoWSU5TVEFOQ0VfU1RBVEVfU1RPUFBFRBAFMpwCChBTY2hlZHVsZXJTZXJ2aWNlEjwKBUFkbWl0EhgubW9vcmFnZS52MS5BZG1pdFJlcXVlc3QaGS5tb29yYWdlLnYxLkFkbWl0UmVzcG9uc2USPAoFUGxhY2USGC5tb29yYWdlLnYxLlBsYWNlUmVxdWVzdBoZLm1vb3JhZ2UudjEuUGxhY2VSZXNwb25zZRJCCgdSZWxlYXNlEhoubW9vcmFnZS52MS5SZWxlYXNlUmVxdWVzdBobLm1vb3JhZ2UudjEuUmVsZWFzZVJlc3BvbnNlEkgKCUhlYXJ0YmVhdBIcLm1vb3JhZ2UudjEuSGVhcnRiZWF0UmVxdWVzdBodLm1vb3JhZ2UudjEuSGVhcnRiZWF0UmVzcG9uc2VCNQoOZGV2Lm1vb3JhZ2UudjFQAVohbW9vcmFnZS5kZXYvZ2VuL21vb3JhZ2UvdjE7bW9vcnYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Chptb29yYWdlL3YxL3NjaGVkdWxlci5wcm90bxIKbW9vcmFnZS52MSKoAQoJUGxhY2VtZW50EhMKC2luc3RhbmNlX2lkGAEgASgJEhAKCGVuZHBvaW50GAIgASgJEg8KB2RwX3JhbmsYAyABKA0SEwoLaW5jYXJuYXRpb24YBCABKAkSHgoWZXhwZWN0ZWRfY2FjaGVkX3Rva2VucxgFIAEoBBIbCg5wb2xpY3lfdmVyc2lvbhgGIAEoA0gAiAEBQhEKD19wb2xpY3lfdmVyc2lvbiJvCgVMZWFzZRINCgV0b2tlbhgBIAEoCRImCgN0dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLwoLZXhwaXJlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIr8BCgRIb2xkEiYKBnJlYXNvbhgBIAEoDjIWLm1vb3JhZ2UudjEuSG9sZFJlYXNvbhIuCgtyZXRyeV9hZnRlchgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIQCghwb3NpdGlvbhgDIAEoBBINCgVhaGVhZBgEIAEoBBIuCgpoZWxkX3NpbmNlGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZkZXRhaWwYBiABKAki7wQKDEFkbWl0UmVxdWVzdBIMCgRwb29sGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRIWCg53b3JrbG9hZF9jbGFzcxgEIAEoCRIQCghncm91cF9pZBgFIAEoCRISCgpncm91cF9zaXplGAYgASgNEhsKDnBvbGljeV92ZXJzaW9uGAcgASgDSACIAQESGgoNcHJvbXB0X3Rva2VucxgIIAEoBEgBiAEBEiMKFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCSABKARIAogBARIbCg5leHBlY3RlZF90dXJucxgKIAEoDUgDiAEBEhUKDXByZWZpeF9oYXNoZXMYCyADKAYSKwoIbWF4X3dhaXQYDCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLAoJbGVhc2VfdHRsGA0gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnRlbmFudBgOIAEoCRI0CgZsYWJlbHMYDyADKAsyJC5tb29yYWdlLnYxLkFkbWl0UmVxdWVzdC5MYWJlbHNFbnRyeRIfChJtYXhfY29udGV4dF90b2tlbnMYECABKARIBIgBARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQhEKD19wb2xpY3lfdmVyc2lvbkIQCg5fcHJvbXB0X3Rva2Vuc0IZChdfZXhwZWN0ZWRfb3V0cHV0X3Rva2Vuc0IRCg9fZXhwZWN0ZWRfdHVybnNCFQoTX21heF9jb250ZXh0X3Rva2VucyK7AQoNQWRtaXRSZXNwb25zZRImCghkZWNpc2lvbhgBIAEoDjIULm1vb3JhZ2UudjEuRGVjaXNpb24SKAoJcGxhY2VtZW50GAIgASgLMhUubW9vcmFnZS52MS5QbGFjZW1lbnQSIAoFbGVhc2UYAyABKAsyES5tb29yYWdlLnYxLkxlYXNlEh4KBGhvbGQYBCABKAsyEC5tb29yYWdlLnYxLkhvbGQSFgoOd29ya2xvYWRfY2xhc3MYBSABKAki5wEKDFBsYWNlUmVxdWVzdBIMCgRwb29sGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkSEgoKc2Vzc2lvbl9pZBgDIAEoCRITCgtsZWFzZV90b2tlbhgEIAEoCRIRCgR0dXJuGAUgASgNSACIAQESGgoNcHJvbXB0X3Rva2VucxgGIAEoBEgBiAEBEhUKDXByZWZpeF9oYXNoZXMYByADKAYSKwoIbWF4X3dhaXQYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CBwoFX3R1cm5CEAoOX3Byb21wdF90b2tlbnMiygEKDVBsYWNlUmVzcG9uc2USJgoIZGVjaXNpb24YASABKA4yFC5tb29yYWdlLnYxLkRlY2lzaW9uEigKCXBsYWNlbWVudBgCIAEoCzIVLm1vb3JhZ2UudjEuUGxhY2VtZW50EiAKBWxlYXNlGAMgASgLMhEubW9vcmFnZS52MS5MZWFzZRIeCgRob2xkGAQgASgLMhAubW9vcmFnZS52MS5Ib2xkEg0KBW1vdmVkGAUgASgIEhYKDndvcmtsb2FkX2NsYXNzGAYgASgJIsEBCgVVc2FnZRIaCg1wcm9tcHRfdG9rZW5zGAEgASgESACIAQESGgoNY2FjaGVkX3Rva2VucxgCIAEoBEgBiAEBEhoKDW91dHB1dF90b2tlbnMYAyABKARIAogBARIbCg5jb250ZXh0X3Rva2VucxgEIAEoBEgDiAEBQhAKDl9wcm9tcHRfdG9rZW5zQhAKDl9jYWNoZWRfdG9rZW5zQhAKDl9vdXRwdXRfdG9rZW5zQhEKD19jb250ZXh0X3Rva2VucyKjAQoOUmVsZWFzZVJlcXVlc3QSDAoEcG9vbBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEhIKCnNlc3Npb25faWQYAyABKAkSEwoLbGVhc2VfdG9rZW4YBCABKAkSJAoHb3V0Y29tZRgFIAEoDjITLm1vb3JhZ2UudjEuT3V0Y29tZRIgCgV1c2FnZRgGIAEoCzIRLm1vb3JhZ2UudjEuVXNhZ2UiZAoJUmVzaWRlbmN5EisKCGR1cmF0aW9uGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWJsb2NrX3NlY29uZHMYAiABKAESEwoLcGVha19ibG9ja3MYAyABKAQiTQoPUmVsZWFzZVJlc3BvbnNlEhAKCHJlbGVhc2VkGAEgASgIEigKCXJlc2lkZW5jeRgCIAEoCzIVLm1vb3JhZ2UudjEuUmVzaWRlbmN5IjUKD1Jlc2lkZW50U2Vzc2lvbhISCgpzZXNzaW9uX2lkGAEgASgJEg4KBmJsb2NrcxgCIAEoBCKmCAoQSW5zdGFuY2VTbmFwc2hvdBITCgtpbnN0YW5jZV9pZBgBIAEoCRIQCghlbmRwb2ludBgCIAEoCRIPCgdkcF9yYW5rGAMgASgNEhMKC2luY2FybmF0aW9uGAQgASgJEhAKCHNlcXVlbmNlGAUgASgEEjEKDW9ic2VydmVkX3RpbWUYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEigKBXN0YXRlGAcgASgOMhkubW9vcmFnZS52MS5JbnN0YW5jZVN0YXRlEhcKCmJsb2NrX3NpemUYCCABKARIAIgBARIZCgx0b3RhbF9ibG9ja3MYCSABKARIAYgBARIYCgt1c2VkX2Jsb2NrcxgKIAEoBEgCiAEBEhoKDWNhY2hlZF9ibG9ja3MYCyABKARIA4gBARIUCgdydW5uaW5nGAwgASgESASIAQESFAoHd2FpdGluZxgNIAEoBEgFiAEBEh0KEHdhaXRpbmdfY2FwYWNpdHkYDiABKARIBogBARImChlwcmVmaXhfcXVlcnlfdG9rZW5zX3RvdGFsGA8gASgESAeIAQESJAoXcHJlZml4X2hpdF90b2tlbnNfdG90YWwYECABKARICIgBARIhChRwcmVmaWxsX3Rva2Vuc190b3RhbBgRIAEoBEgJiAEBEiQKF2dlbmVyYXRpb25fdG9rZW5zX3RvdGFsGBIgASgESAqIAQESHgoRcHJlZW1wdGlvbnNfdG90YWwYEyABKARIC4gBARImChlwcmVmaWxsX3Rva2Vuc19wZXJfc2Vjb25kGBQgASgBSAyIAQESFgoOd2VpZ2h0X3ZlcnNpb24YFSABKAkSGAoLY2FjaGVfZXBvY2gYFiABKARIDYgBARIfChJtYXhfY29udGV4dF90b2tlbnMYFyABKARIDogBARI2ChFyZXNpZGVudF9zZXNzaW9ucxgYIAMoCzIbLm1vb3JhZ2UudjEuUmVzaWRlbnRTZXNzaW9uQg0KC19ibG9ja19zaXplQg8KDV90b3RhbF9ibG9ja3NCDgoMX3VzZWRfYmxvY2tzQhAKDl9jYWNoZWRfYmxvY2tzQgoKCF9ydW5uaW5nQgoKCF93YWl0aW5nQhMKEV93YWl0aW5nX2NhcGFjaXR5QhwKGl9wcmVmaXhfcXVlcnlfdG9rZW5zX3RvdGFsQhoKGF9wcmVmaXhfaGl0X3Rva2Vuc190b3RhbEIXChVfcHJlZmlsbF90b2tlbnNfdG90YWxCGgoYX2dlbmVyYXRpb25fdG9rZW5zX3RvdGFsQhQKEl9wcmVlbXB0aW9uc190b3RhbEIcChpfcHJlZmlsbF90b2tlbnNfcGVyX3NlY29uZEIOCgxfY2FjaGVfZXBvY2hCFQoTX21heF9jb250ZXh0X3Rva2VucyKEAgoPU2Vzc2lvblByb2dyZXNzEhIKCnNlc3Npb25faWQYASABKAkSEwoLbGVhc2VfdG9rZW4YAiABKAkSIAoFcGhhc2UYAyABKA4yES5tb29yYWdlLnYxLlBoYXNlEhEKBHR1cm4YBCABKA1IAIgBARIbCg5jb250ZXh0X3Rva2VucxgFIAEoBEgBiAEBEhoKDWNhY2hlZF90b2tlbnMYBiABKARIAogBARIaCg1vdXRwdXRfdG9rZW5zGAcgASgESAOIAQFCBwoFX3R1cm5CEQoPX2NvbnRleHRfdG9rZW5zQhAKDl9jYWNoZWRfdG9rZW5zQhAKDl9vdXRwdXRfdG9rZW5zIqsBCgxQcmVmaXhVcGRhdGUSEwoLaW5zdGFuY2VfaWQYASABKAkSDwoHZHBfcmFuaxgCIAEoDRITCgtpbmNhcm5hdGlvbhgDIAEoCRIOCgZzdHJlYW0YBCABKAkSEAoIc2VxdWVuY2UYBSABKAQSDQoFcmVzZXQYBiABKAgSDgoGc3RvcmVkGAcgAygGEg8KB3JlbW92ZWQYCCADKAYSDgoGYmVoaW5kGAkgASgIIqwBChBIZWFydGJlYXRSZXF1ZXN0EgwKBHBvb2wYASABKAkSLwoJaW5zdGFuY2VzGAIgAygLMhwubW9vcmFnZS52MS5JbnN0YW5jZVNuYXBzaG90Ei0KCHNlc3Npb25zGAMgAygLMhsubW9vcmFnZS52MS5TZXNzaW9uUHJvZ3Jlc3MSKgoIcHJlZml4ZXMYBCADKAsyGC5tb29yYWdlLnYxLlByZWZpeFVwZGF0ZSJpCgtJbnN0YW5jZUFjaxITCgtpbnN0YW5jZV9pZBgBIAEoCRIQCghhY2NlcHRlZBgCIAEoCBIOCgZyZWFzb24YAyABKAkSEgoKcmVyZWdpc3RlchgEIAEoCBIPCgdkcF9yYW5rGAUgASgNImEKClNlc3Npb25BY2sSEgoKc2Vzc2lvbl9pZBgBIAEoCRINCgVrbm93bhgCIAEoCBIgCgVsZWFzZRgDIAEoCzIRLm1vb3JhZ2UudjEuTGVhc2USDgoGcmVhc29uGAQgASgJImMKCVByZWZpeEFjaxITCgtpbnN0YW5jZV9pZBgBIAEoCRIPCgdkcF9yYW5rGAIgASgNEhAKCGFjY2VwdGVkGAMgASgIEg4KBnJlYXNvbhgEIAEoCRIOCgZyZXNlbmQYBSABKAgixAEKEUhlYXJ0YmVhdFJlc3BvbnNlEioKCWluc3RhbmNlcxgBIAMoCzIXLm1vb3JhZ2UudjEuSW5zdGFuY2VBY2sSKAoIc2Vzc2lvbnMYAiADKAsyFi5tb29yYWdlLnYxLlNlc3Npb25BY2sSMAoNbmV4dF9pbnRlcnZhbBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhInCghwcmVmaXhlcxgEIAMoCzIVLm1vb3JhZ2UudjEuUHJlZml4QWNrIkwKDlByb2dyZXNzUmVwb3J0EgwKBHBvb2wYASABKAkSLAoHc2Vzc2lvbhgCIAEoCzIbLm1vb3JhZ2UudjEuU2Vzc2lvblByb2dyZXNzItcBCgxEaXNwYXRjaEl0ZW0SCgoCaWQYASABKAQSKQoFYWRtaXQYAiABKAsyGC5tb29yYWdlLnYxLkFkbWl0UmVxdWVzdEgAEikKBXBsYWNlGAMgASgLMhgubW9vcmFnZS52MS5QbGFjZVJlcXVlc3RIABItCgdyZWxlYXNlGAQgASgLMhoubW9vcmFnZS52MS5SZWxlYXNlUmVxdWVzdEgAEi4KCHByb2dyZXNzGAUgASgLMhoubW9vcmFnZS52MS5Qcm9ncmVzc1JlcG9ydEgAQgYKBGNhbGwiTQoPRGlzcGF0Y2hSZXF1ZXN0EicKBWl0ZW1zGAEgAygLMhgubW9vcmFnZS52MS5EaXNwYXRjaEl0ZW0SEQoJY2FuY2VsbGVkGAIgAygEIlEKCUNhbGxFcnJvchIMCgRjb2RlGAEgASgFEg8KB21lc3NhZ2UYAiABKAkSJQoHZGV0YWlscxgDIAMoCzIULmdvb2dsZS5wcm90b2J1Zi5BbnkiggIKDkRpc3BhdGNoUmVzdWx0EgoKAmlkGAEgASgEEioKBWFkbWl0GAIgASgLMhkubW9vcmFnZS52MS5BZG1pdFJlc3BvbnNlSAASKgoFcGxhY2UYAyABKAsyGS5tb29yYWdlLnYxLlBsYWNlUmVzcG9uc2VIABIuCgdyZWxlYXNlGAQgASgLMhsubW9vcmFnZS52MS5SZWxlYXNlUmVzcG9uc2VIABIqCghwcm9ncmVzcxgFIAEoCzIWLm1vb3JhZ2UudjEuU2Vzc2lvbkFja0gAEiYKBWVycm9yGAYgASgLMhUubW9vcmFnZS52MS5DYWxsRXJyb3JIAEIICgZhbnN3ZXIiPwoQRGlzcGF0Y2hSZXNwb25zZRIrCgdyZXN1bHRzGAEgAygLMhoubW9vcmFnZS52MS5EaXNwYXRjaFJlc3VsdCpgCghEZWNpc2lvbhIYChRERUNJU0lPTl9VTlNQRUNJRklFRBAAEhIKDkRFQ0lTSU9OX1BMQUNFEAESEQoNREVDSVNJT05fSE9MRBACEhMKD0RFQ0lTSU9OX1JFSkVDVBADKukCCgpIb2xkUmVhc29uEhsKF0hPTERfUkVBU09OX1VOU1BFQ0lGSUVEEAASGAoUSE9MRF9SRUFTT05fUE9PTF9DQVAQARIZChVIT0xEX1JFQVNPTl9DTEFTU19DQVAQAhIZChVIT0xEX1JFQVNPTl9LVl9CVURHRVQQAxIbChdIT0xEX1JFQVNPTl9OT19JTlNUQU5DRRAEEh4KGkhPTERfUkVBU09OX1NUQUxFX1NOQVBTSE9UEAUSGAoUSE9MRF9SRUFTT05fRFJBSU5JTkcQBhIdChlIT0xEX1JFQVNPTl9RVUVVRURfQkVISU5EEAcSHwobSE9MRF9SRUFTT05fU1RBTEVORVNTX0xJTUlUEAgSHQoZSE9MRF9SRUFTT05fV0VJR0hUX1VQREFURRAJEhkKFUhPTERfUkVBU09OX1RPT19MQVJHRRAKEh0KGUhPTERfUkVBU09OX0NMQVNTX1JFRlVTRUQQCyp2CgdPdXRjb21lEhcKE09VVENPTUVfVU5TUEVDSUZJRUQQABIVChFPVVRDT01FX0NPTVBMRVRFRBABEhMKD09VVENPTUVfQUJPUlRFRBACEhIKDk9VVENPTUVfRkFJTEVEEAMSEgoOT1VUQ09NRV9QQVVTRUQQBCp6CgVQaGFzZRIVChFQSEFTRV9VTlNQRUNJRklFRBAAEg4KClBIQVNFX0hFTEQQARIQCgxQSEFTRV9QTEFDRUQQAhIRCg1QSEFTRV9SVU5OSU5HEAMSEwoPUEhBU0VfVE9PTF9XQUlUEAQSEAoMUEhBU0VfUEFVU0VEEAUqvAEKDUluc3RhbmNlU3RhdGUSHgoaSU5TVEFOQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIaChZJTlNUQU5DRV9TVEFURV9TRVJWSU5HEAESGwoXSU5TVEFOQ0VfU1RBVEVfRFJBSU5JTkcQAhIZChVJTlNUQU5DRV9TVEFURV9QQVVTRUQQAxIbChdJTlNUQU5DRV9TVEFURV9TTEVFUElORxAEEhoKFklOU1RBTkNFX1NUQVRFX1NUT1BQRUQQBTLnAgoQU2NoZWR1bGVyU2VydmljZRI8CgVBZG1pdBIYLm1vb3JhZ2UudjEuQWRtaXRSZXF1ZXN0GhkubW9vcmFnZS52MS5BZG1pdFJlc3BvbnNlEjwKBVBsYWNlEhgubW9vcmFnZS52MS5QbGFjZVJlcXVlc3QaGS5tb29yYWdlLnYxLlBsYWNlUmVzcG9uc2USQgoHUmVsZWFzZRIaLm1vb3JhZ2UudjEuUmVsZWFzZVJlcXVlc3QaGy5tb29yYWdlLnYxLlJlbGVhc2VSZXNwb25zZRJICglIZWFydGJlYXQSHC5tb29yYWdlLnYxLkhlYXJ0YmVhdFJlcXVlc3QaHS5tb29yYWdlLnYxLkhlYXJ0YmVhdFJlc3BvbnNlEkkKCERpc3BhdGNoEhsubW9vcmFnZS52MS5EaXNwYXRjaFJlcXVlc3QaHC5tb29yYWdlLnYxLkRpc3BhdGNoUmVzcG9uc2UoATABQjUKDmRldi5tb29yYWdlLnYxUAFaIW1vb3JhZ2UuZGV2L2dlbi9tb29yYWdlL3YxO21vb3J2MWIGcHJvdG8z", [file_google_protobuf_any, file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Where a session's requests go.
@@ -1203,6 +1203,247 @@ export const HeartbeatResponseSchema: GenMessage<HeartbeatResponse> = /*@__PURE_
   messageDesc(file_moorage_v1_scheduler, 19);
 
 /**
+ * Reports how far one session got, as an item of a stream.
+ *
+ * @generated from message moorage.v1.ProgressReport
+ */
+export type ProgressReport = Message<"moorage.v1.ProgressReport"> & {
+  /**
+   * Pool; empty means "default".
+   *
+   * @generated from field: string pool = 1;
+   */
+  pool: string;
+
+  /**
+   * The report.
+   *
+   * @generated from field: moorage.v1.SessionProgress session = 2;
+   */
+  session?: SessionProgress | undefined;
+};
+
+/**
+ * Describes the message moorage.v1.ProgressReport.
+ * Use `create(ProgressReportSchema)` to create a new message.
+ */
+export const ProgressReportSchema: GenMessage<ProgressReport> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 20);
+
+/**
+ * One call of a stream.
+ *
+ * @generated from message moorage.v1.DispatchItem
+ */
+export type DispatchItem = Message<"moorage.v1.DispatchItem"> & {
+  /**
+   * Names the call among those of its stream that are not answered yet; chosen by the caller.
+   *
+   * @generated from field: uint64 id = 1;
+   */
+  id: bigint;
+
+  /**
+   * The call.
+   *
+   * @generated from oneof moorage.v1.DispatchItem.call
+   */
+  call: {
+    /**
+     * As Admit.
+     *
+     * @generated from field: moorage.v1.AdmitRequest admit = 2;
+     */
+    value: AdmitRequest;
+    case: "admit";
+  } | {
+    /**
+     * As Place.
+     *
+     * @generated from field: moorage.v1.PlaceRequest place = 3;
+     */
+    value: PlaceRequest;
+    case: "place";
+  } | {
+    /**
+     * As Release.
+     *
+     * @generated from field: moorage.v1.ReleaseRequest release = 4;
+     */
+    value: ReleaseRequest;
+    case: "release";
+  } | {
+    /**
+     * As one of Heartbeat's sessions.
+     *
+     * @generated from field: moorage.v1.ProgressReport progress = 5;
+     */
+    value: ProgressReport;
+    case: "progress";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message moorage.v1.DispatchItem.
+ * Use `create(DispatchItemSchema)` to create a new message.
+ */
+export const DispatchItemSchema: GenMessage<DispatchItem> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 21);
+
+/**
+ * Calls that go together. At most 1,000 items and cancelled ids in all.
+ *
+ * @generated from message moorage.v1.DispatchRequest
+ */
+export type DispatchRequest = Message<"moorage.v1.DispatchRequest"> & {
+  /**
+   * The calls, in order.
+   *
+   * @generated from field: repeated moorage.v1.DispatchItem items = 1;
+   */
+  items: DispatchItem[];
+
+  /**
+   * Ids of calls sent before that nobody waits for any more. Each is still answered: with an error of code CANCELLED, or
+   * with its answer where that came first.
+   *
+   * @generated from field: repeated uint64 cancelled = 2;
+   */
+  cancelled: bigint[];
+};
+
+/**
+ * Describes the message moorage.v1.DispatchRequest.
+ * Use `create(DispatchRequestSchema)` to create a new message.
+ */
+export const DispatchRequestSchema: GenMessage<DispatchRequest> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 22);
+
+/**
+ * Why a call of a stream failed: fields and numbers of google.rpc.Status, with the details that the unary call's has.
+ *
+ * @generated from message moorage.v1.CallError
+ */
+export type CallError = Message<"moorage.v1.CallError"> & {
+  /**
+   * A value of google.rpc.Code.
+   *
+   * @generated from field: int32 code = 1;
+   */
+  code: number;
+
+  /**
+   * For people.
+   *
+   * @generated from field: string message = 2;
+   */
+  message: string;
+
+  /**
+   * google.rpc.ErrorInfo, BadRequest and RetryInfo, as they apply.
+   *
+   * @generated from field: repeated google.protobuf.Any details = 3;
+   */
+  details: Any[];
+};
+
+/**
+ * Describes the message moorage.v1.CallError.
+ * Use `create(CallErrorSchema)` to create a new message.
+ */
+export const CallErrorSchema: GenMessage<CallError> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 23);
+
+/**
+ * The answer to one call.
+ *
+ * @generated from message moorage.v1.DispatchResult
+ */
+export type DispatchResult = Message<"moorage.v1.DispatchResult"> & {
+  /**
+   * The call's id.
+   *
+   * @generated from field: uint64 id = 1;
+   */
+  id: bigint;
+
+  /**
+   * The answer.
+   *
+   * @generated from oneof moorage.v1.DispatchResult.answer
+   */
+  answer: {
+    /**
+     * To Admit.
+     *
+     * @generated from field: moorage.v1.AdmitResponse admit = 2;
+     */
+    value: AdmitResponse;
+    case: "admit";
+  } | {
+    /**
+     * To Place.
+     *
+     * @generated from field: moorage.v1.PlaceResponse place = 3;
+     */
+    value: PlaceResponse;
+    case: "place";
+  } | {
+    /**
+     * To Release.
+     *
+     * @generated from field: moorage.v1.ReleaseResponse release = 4;
+     */
+    value: ReleaseResponse;
+    case: "release";
+  } | {
+    /**
+     * To a progress report.
+     *
+     * @generated from field: moorage.v1.SessionAck progress = 5;
+     */
+    value: SessionAck;
+    case: "progress";
+  } | {
+    /**
+     * The call failed.
+     *
+     * @generated from field: moorage.v1.CallError error = 6;
+     */
+    value: CallError;
+    case: "error";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message moorage.v1.DispatchResult.
+ * Use `create(DispatchResultSchema)` to create a new message.
+ */
+export const DispatchResultSchema: GenMessage<DispatchResult> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 24);
+
+/**
+ * Answers that go together: one for each item read, in any order.
+ *
+ * @generated from message moorage.v1.DispatchResponse
+ */
+export type DispatchResponse = Message<"moorage.v1.DispatchResponse"> & {
+  /**
+   * The answers.
+   *
+   * @generated from field: repeated moorage.v1.DispatchResult results = 1;
+   */
+  results: DispatchResult[];
+};
+
+/**
+ * Describes the message moorage.v1.DispatchResponse.
+ * Use `create(DispatchResponseSchema)` to create a new message.
+ */
+export const DispatchResponseSchema: GenMessage<DispatchResponse> = /*@__PURE__*/
+  messageDesc(file_moorage_v1_scheduler, 25);
+
+/**
  * What was decided for a session.
  *
  * @generated from enum moorage.v1.Decision
@@ -1546,6 +1787,22 @@ export const SchedulerService: GenService<{
     methodKind: "unary";
     input: typeof HeartbeatRequestSchema;
     output: typeof HeartbeatResponseSchema;
+  },
+  /**
+   * Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+   *
+   * Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+   * are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+   * wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+   * before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+   * is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+   *
+   * @generated from rpc moorage.v1.SchedulerService.Dispatch
+   */
+  dispatch: {
+    methodKind: "bidi_streaming";
+    input: typeof DispatchRequestSchema;
+    output: typeof DispatchResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_moorage_v1_scheduler, 0);
