@@ -1,7 +1,9 @@
-//! Writes `src/v1.rs` of the crate from `proto/`: `cargo run -p codegen`. Needs no protoc: protox compiles the protos.
+//! Writes `src/v1/mod.rs` of the crate, or of the directory named, from `proto/`: `cargo run -p codegen [-- OUT]`. Needs no
+//! protoc: protox compiles the protos.
 //!
 //! The output is committed, so that users of the crate compile no generator; this package's test fails when it is stale.
 
+use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +34,10 @@ fn generate(out: &Path) -> Result<String, Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let out = crate_root().join("target/codegen");
     fs::create_dir_all(&out)?;
-    fs::write(crate_root().join("src/v1.rs"), generate(&out)?)?;
+    let code = generate(&out)?;
+    let target = env::args_os().nth(1).map_or_else(crate_root, PathBuf::from).join("src");
+    fs::create_dir_all(target.join("v1"))?;
+    fs::write(target.join("v1/mod.rs"), code)?;
     Ok(())
 }
 
@@ -44,7 +49,7 @@ mod tests {
     fn committed_code_is_what_the_protos_generate() {
         let out = crate_root().join("target/codegen-test");
         fs::create_dir_all(&out).unwrap();
-        let committed = fs::read_to_string(crate_root().join("src/v1.rs")).unwrap();
-        assert!(generate(&out).unwrap() == committed, "src/v1.rs is stale: run `cargo run -p codegen`");
+        let committed = fs::read_to_string(crate_root().join("src/v1/mod.rs")).unwrap();
+        assert!(generate(&out).unwrap() == committed, "src/v1/mod.rs is stale: run `cargo run -p codegen`");
     }
 }

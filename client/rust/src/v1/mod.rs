@@ -63,7 +63,8 @@ pub struct PoolConfig {
     /// Length of an epoch of the controller.
     #[prost(message, optional, tag = "12")]
     pub epoch_interval: ::core::option::Option<::prost_types::Duration>,
-    /// Margin of the occupancy forecast, in standard deviations (z).
+    /// Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
+    /// much keeps less.
     #[prost(double, optional, tag = "13")]
     pub forecast_margin: ::core::option::Option<f64>,
     /// Continuation hit rate below which the brake acts.
@@ -84,6 +85,9 @@ pub struct PoolConfig {
     /// Whose class may be told from what the session does.
     #[prost(enumeration = "ClassInference", tag = "19")]
     pub class_inference: i32,
+    /// Limit sessions by the paper's caps K_w and K_wb, from reference footprints, and not by the forecast of occupancy.
+    #[prost(bool, optional, tag = "20")]
+    pub reference_caps: ::core::option::Option<bool>,
 }
 /// Sets a pool's configuration.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1051,6 +1055,108 @@ pub struct HeartbeatResponse {
     #[prost(message, repeated, tag = "4")]
     pub prefixes: ::prost::alloc::vec::Vec<PrefixAck>,
 }
+/// Reports how far one session got, as an item of a stream.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProgressReport {
+    /// Pool; empty means "default".
+    #[prost(string, tag = "1")]
+    pub pool: ::prost::alloc::string::String,
+    /// The report.
+    #[prost(message, optional, tag = "2")]
+    pub session: ::core::option::Option<SessionProgress>,
+}
+/// One call of a stream.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DispatchItem {
+    /// Names the call among those of its stream that are not answered yet; chosen by the caller.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// The call.
+    #[prost(oneof = "dispatch_item::Call", tags = "2, 3, 4, 5")]
+    pub call: ::core::option::Option<dispatch_item::Call>,
+}
+/// Nested message and enum types in `DispatchItem`.
+pub mod dispatch_item {
+    /// The call.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Call {
+        /// As Admit.
+        #[prost(message, tag = "2")]
+        Admit(super::AdmitRequest),
+        /// As Place.
+        #[prost(message, tag = "3")]
+        Place(super::PlaceRequest),
+        /// As Release.
+        #[prost(message, tag = "4")]
+        Release(super::ReleaseRequest),
+        /// As one of Heartbeat's sessions.
+        #[prost(message, tag = "5")]
+        Progress(super::ProgressReport),
+    }
+}
+/// Calls that go together. At most 1,000 items and cancelled ids in all.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DispatchRequest {
+    /// The calls, in order.
+    #[prost(message, repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<DispatchItem>,
+    /// Ids of calls sent before that nobody waits for any more. Each is still answered: with an error of code CANCELLED, or
+    /// with its answer where that came first.
+    #[prost(uint64, repeated, tag = "2")]
+    pub cancelled: ::prost::alloc::vec::Vec<u64>,
+}
+/// Why a call of a stream failed: fields and numbers of google.rpc.Status, with the details that the unary call's has.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CallError {
+    /// A value of google.rpc.Code.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// google.rpc.ErrorInfo, BadRequest and RetryInfo, as they apply.
+    #[prost(message, repeated, tag = "3")]
+    pub details: ::prost::alloc::vec::Vec<::prost_types::Any>,
+}
+/// The answer to one call.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DispatchResult {
+    /// The call's id.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// The answer.
+    #[prost(oneof = "dispatch_result::Answer", tags = "2, 3, 4, 5, 6")]
+    pub answer: ::core::option::Option<dispatch_result::Answer>,
+}
+/// Nested message and enum types in `DispatchResult`.
+pub mod dispatch_result {
+    /// The answer.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Answer {
+        /// To Admit.
+        #[prost(message, tag = "2")]
+        Admit(super::AdmitResponse),
+        /// To Place.
+        #[prost(message, tag = "3")]
+        Place(super::PlaceResponse),
+        /// To Release.
+        #[prost(message, tag = "4")]
+        Release(super::ReleaseResponse),
+        /// To a progress report.
+        #[prost(message, tag = "5")]
+        Progress(super::SessionAck),
+        /// The call failed.
+        #[prost(message, tag = "6")]
+        Error(super::CallError),
+    }
+}
+/// Answers that go together: one for each item read, in any order.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DispatchResponse {
+    /// The answers.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<DispatchResult>,
+}
 /// What was decided for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1465,6 +1571,37 @@ pub mod scheduler_service_client {
             req.extensions_mut()
                 .insert(GrpcMethod::new("moorage.v1.SchedulerService", "Heartbeat"));
             self.inner.unary(req, path, codec).await
+        }
+        /// Dispatch carries many calls over one stream, for routers: each item means what its unary call means.
+        ///
+        /// Items of one session are carried out in the order they were sent; those of different sessions are independent, and
+        /// are answered in any order. A call that waits for its turn stands in the queue: what follows of its session does not
+        /// wait for it, and a Release ends the wait. What the server has read is answered: after the caller's half-close, and
+        /// before the server itself ends the stream (UNAVAILABLE, reason SERVER_DRAINING: go on over a new one). A frame that
+        /// is refused ends the stream. A stream that ends otherwise than by half-close cancels every call on it.
+        pub async fn dispatch(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::DispatchRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::DispatchResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/moorage.v1.SchedulerService/Dispatch",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("moorage.v1.SchedulerService", "Dispatch"));
+            self.inner.streaming(req, path, codec).await
         }
     }
 }
