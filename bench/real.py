@@ -29,7 +29,7 @@ from moorage.channel import open_aio_channel
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 32
-COLLECT_INTERVAL_S = 0.5
+COLLECT_INTERVAL_S = 1.0
 DEFAULT_WARMUP_S = 60.0
 
 
