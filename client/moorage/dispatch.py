@@ -14,7 +14,14 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 import grpc.aio
 
-from moorage.errors import DeadlineExceeded, MoorageError, Unavailable, from_call_error, from_rpc_error
+from moorage.errors import (
+    DeadlineExceeded,
+    MoorageError,
+    Unauthenticated,
+    Unavailable,
+    from_call_error,
+    from_rpc_error,
+)
 from moorage.messages import AdmitFields, OutcomeLike, admit_request, place_request, release_request
 from moorage.v1.scheduler_pb2 import (
     AdmitResponse,
@@ -46,8 +53,9 @@ class AsyncDispatch:
     Calls of one session are carried out in the order they were made. A coroutine that is cancelled, or whose time is
     over, cancels its call alone.
 
-    A stream that breaks is opened anew, and what was not answered is asked again under the same `request_id`, so that
-    nothing happens twice. Leases are the caller's to keep: each Place and each report renews its session's.
+    A stream that breaks is opened anew, with the token as it is then, and what was not answered is asked again under
+    the same `request_id`, so that nothing happens twice. Leases are the caller's to keep: each Place and each report
+    renews its session's.
 
     Example:
         >>> async with client.dispatch() as stream:  # doctest: +SKIP
@@ -204,6 +212,8 @@ class _Stream:
         self._bytes = 0
         self._more = asyncio.Event()
         self._closing = False
+        #: Something was answered: its credential was good once.
+        self._served = False
         #: No answers come any more.
         self.over = False
         self._reading = asyncio.create_task(self._read())
@@ -262,6 +272,7 @@ class _Stream:
         error = MoorageError("the stream is closed")
         try:
             async for frame in self._call:
+                self._served = True
                 for result in frame.results:
                     answer = self._waiting.pop(result.id, None)
                     if answer is not None and not answer.done():
@@ -269,6 +280,9 @@ class _Stream:
             error = Unavailable("the server has ended the stream")
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
+            if self._served and isinstance(error, Unauthenticated):
+                # The token was replaced while the stream lived: the next stream takes the one that holds now.
+                error = Unavailable(error.message, code=error.code, reason=error.reason, retry_after=0.0)
         finally:
             self.over = True
             self._writing.cancel()

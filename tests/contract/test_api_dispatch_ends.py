@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server import limits
 from moorage_server.api import dispatch
+from moorage_server.api.item_calls import Item
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id
 from tests.contract.stream_calls import admit, held, info, is_gone, is_held, lives, place, release
 from tests.contract.streams import Stream, item
@@ -49,6 +51,29 @@ async def test_a_stream_that_is_cut_leaves_nothing_behind(plane: Plane) -> None:
     await plane.release("one", tokens[0])
     await plane.placed("three")
     assert plane.control.desk(POOL).waiting == 0
+
+
+async def test_what_a_cut_stream_held_needs_no_garbage_collector(plane: Plane) -> None:
+    """A server's collector comes once in millions of objects: callers that come and go would fill the memory."""
+    stream = Stream(plane.stub)
+    for sid in ("one", "two"):
+        await plane.placed(sid)
+    (given_up, *_) = stream.send(*(admit(f"w{n}", wait=30) for n in range(20)))
+    await eventually(lambda: held(plane, 20))
+    gc.collect()
+    gc.disable()
+    try:
+        stream.send(cancelled=(given_up,))
+        assert (await stream.answer(given_up)).error.code == Code.CANCELLED.value[0]
+        await stream.cut()
+        await eventually(lambda: held(plane, 0))
+        await eventually(no_items, 2.0)
+    finally:
+        gc.enable()
+
+
+async def no_items() -> bool:
+    return not any(isinstance(thing, Item) for thing in gc.get_objects())
 
 
 async def test_an_admission_whose_answer_was_never_sent_is_taken_back(

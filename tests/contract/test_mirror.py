@@ -87,3 +87,16 @@ def test_who_was_never_admitted_did_not_end() -> None:
     mirror.apply([Change("s", _now(100, st="held", inst=""), None)])
     mirror.apply([Change("s", None, None)])
     assert mirror.take().ended == []
+
+
+def test_who_has_a_later_turn_or_announced_one_returns() -> None:
+    mirror = Mirror()
+    one, many = {**_now(100), "ask": "100,200,,1"}, {**_now(100), "ask": "100,200,,5"}
+    mirror.apply([Change("silent", _now(100), None), Change("one", one, None), Change("many", many, None)])
+    assert [sid for sid, row in mirror.rows.items() if row.returns] == ["many"]
+    # After its last turn, too, a session may be told to wait for a tool.
+    mirror.apply([Change("one", {**one, "turn": "0", "phase": "TOOL_WAIT"}, None)])
+    assert not mirror.rows["one"].returns
+    mirror.apply([Change("silent", {**_now(100), "turn": "1"}, None)])
+    mirror.apply([Change("silent", {**_now(100), "turn": "0"}, None)])
+    assert mirror.rows["silent"].returns, "and stays one that does"

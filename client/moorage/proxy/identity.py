@@ -154,9 +154,11 @@ def _header_tokens(headers: Mapping[str, str], name: str, limit: int = MAX_TOKEN
     text = headers.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or not 0 <= int(text[:20]) <= limit:
+    # Of very long numbers Python reads none, and those that are told from their first digits may begin with zeros.
+    digits = text.lstrip("0") or text[:1]
+    if not (text.isascii() and text.isdigit()) or len(digits) > 20 or int(digits) > limit:
         raise BadRequest(f"header {name}: must be a whole number from 0 to {limit}, not {text[:80]!r}")
-    return int(text)
+    return int(digits)
 
 
 def _prompt_tokens(body: Mapping[str, Any]) -> int | None:

@@ -172,6 +172,8 @@ class DispatchStream:
         item.task.add_done_callback(partial(self._went_alone, item))
 
     def _went_alone(self, item: Item, task: asyncio.Task[None]) -> None:
+        # One that was cancelled knows where, and so the item: as a circle they would wait for the garbage collector.
+        item.task = None
         if item.answered or self._cut_off:
             return
         error = CallCancelled() if task.cancelled() else task.exception()
@@ -257,7 +259,7 @@ class DispatchStream:
         return answers.wait_s(item.request, self._context) if self._waiting < MOST_WAITS else 0.0
 
     def _waits(self, item: Item) -> None:
-        if not item.waiting:
+        if not (item.waiting or self._cut_off):
             item.wait()
             self._waiting += 1
             self._room.set()
@@ -314,6 +316,9 @@ class DispatchStream:
                 desk.abandon(arrival)
         for item in self._items.values():
             self._calls.end(item, None, CallCancelled())
+        # The collector comes seldom, and the order knows the stream: thousands of requests must not wait for it.
+        self._items.clear()
+        self._order.clear()
 
 
 def _on_its_own(request: Any) -> Any:

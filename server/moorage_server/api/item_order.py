@@ -44,6 +44,10 @@ class ItemOrder:
         else:
             del self._lines[item.session]
 
+    def clear(self) -> None:
+        """Nothing is carried out any more."""
+        self._lines.clear()
+
     def _advance(self, line: list[Item]) -> None:
         for item in line:
             if not item.running:

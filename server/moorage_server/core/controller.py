@@ -7,7 +7,7 @@ A pure function of its state, the pool as read from the ledger, and what its ses
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ class Row:
     ceiling: float = math.inf
     #: Final context that it declared; NaN where it did not.
     declared: float = math.nan
+    #: It has, or announced, more turns than one: what it leaves in the cache between them must last.
+    returns: bool = False
 
 
 @dataclass(slots=True)
@@ -89,11 +91,12 @@ def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> 
     elapsed_s = max(0.0, (pool.now_ms - state.at_ms) / 1000.0) if state.at_ms else 0.0
     rows = list(rows)
     published = _estimate(state, pool, rows, happened, elapsed_s)
+    returning = {r.workload_class for r in rows if r.returns}
     alive = {i.key: i for i in pool.alive()}
     state.watched = {key: watch.of(state.watched.get(key), i) for key, i in alive.items()}
     rulings: dict[str, Ruling] = {}
     for key, instance in alive.items():
-        ruling, blocks = _rule(state.watched[key], instance, pool, published, elapsed_s)
+        ruling, blocks = _rule(state.watched[key], instance, pool, published, returning, elapsed_s)
         rulings[key] = ruling
         for name, quota in blocks.items():
             if name in published:
@@ -183,7 +186,12 @@ def _estimate(state: State, pool: Pool, rows: list[Row], happened: Happened, ela
 
 
 def _rule(
-    watched: Watched, instance: Instance, pool: Pool, published: Mapping[str, Published], elapsed_s: float
+    watched: Watched,
+    instance: Instance,
+    pool: Pool,
+    published: Mapping[str, Published],
+    returning: Collection[str],
+    elapsed_s: float,
 ) -> tuple[Ruling, dict[str, float]]:
     """Brake, budget, cap and quotas of one instance; also its quotas in blocks by class."""
     config = pool.config
@@ -193,7 +201,7 @@ def _rule(
     gap_s = max((g for g in gaps if g is not None), default=0.0)
     capacity = instance.capacity(config)
     allocation = watched.allocation or 0.0
-    over = margin.over(watched.pace.gain(), _protected(instance, published))
+    over = margin.over(watched.pace.gain(), _protected(instance, published, returning))
     budget = forecast.budget(capacity, allocation, gap_s, brake.factor, over) if capacity is not None else 0
     demand = _demand(pool, instance)
     room = int((capacity or 0) * brake.factor) if config.reference_caps else budget
@@ -217,14 +225,21 @@ def _rule(
     return ruling, {name: quota.blocks for name, quota in table.items()}
 
 
-def _protected(instance: Instance, published: Mapping[str, Published]) -> float:
-    """Share of the instance's blocks that classes of several turns hold; all of them while a class is unknown."""
+def _protected(instance: Instance, published: Mapping[str, Published], returning: Collection[str]) -> float:
+    """Share of the instance's blocks that classes of several turns hold; all of them while a class is unknown.
+
+    Not every caller says when it waits for a tool: who placed a later turn (``returning``), or was expected to find an
+    earlier one in the cache, has several turns all the same.
+    """
     held = {name: count for name, count in instance.by_class.items() if count > 0}
     if not held or any(name not in published for name in held):
         return 1.0
+
+    def kept(name: str) -> bool:
+        return name in returning or published[name].gap_s is not None or published[name].hit_rate is not None
+
     blocks = {name: count * published[name].reference_blocks for name, count in held.items()}
-    kept = math.fsum(n for name, n in blocks.items() if published[name].gap_s is not None)
-    return kept / math.fsum(blocks.values())
+    return math.fsum(n for name, n in blocks.items() if kept(name)) / math.fsum(blocks.values())
 
 
 def _demand(pool: Pool, instance: Instance) -> dict[str, float]:

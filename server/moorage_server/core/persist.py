@@ -40,12 +40,20 @@ def dump(state: State) -> str:
 
 
 def load(text: str) -> State:
-    """The state that ``dump`` wrote; a fresh one for no text, or a text of another layout."""
+    """The state that ``dump`` wrote; a fresh one for no text, a text of another layout, or one that makes no sense.
+
+    What was learnt is learnt again within minutes, while a pool whose controller can not begin stands still.
+    """
     if not text:
         return State()
-    data = json.loads(text)
-    if data.get("layout") != LAYOUT:
+    try:
+        data = json.loads(text)
+        return _state(data) if data.get("layout") == LAYOUT else State()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return State()
+
+
+def _state(data: dict[str, Any]) -> State:
     state = State(at_ms=data["at_ms"])
     for name, row in data["exposures"].items():
         counts = row.pop("survival")

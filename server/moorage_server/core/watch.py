@@ -78,8 +78,13 @@ class Watched:
     def _pace(self, instance: Instance, elapsed_s: float) -> None:
         """Learns how fast it generates with how many running; a gauge that is not told says nothing."""
         if instance.generation_tokens is None or instance.running is None:
+            # What is generated until both are told again is not the work of the time since the last look.
+            self.generated = None
             return
-        if self.generated is not None and instance.generation_tokens > self.generated:
+        if self.generated is not None and instance.generation_tokens < self.generated:
+            # It started anew, whatever its incarnation says.
+            self.pace = Pace()
+        elif self.generated is not None:
             rate = (instance.generation_tokens - self.generated) / elapsed_s
             self.pace.take((self.running + instance.running) / 2.0, rate, elapsed_s)
         self.generated, self.running = instance.generation_tokens, instance.running

@@ -58,7 +58,8 @@ class Mirror:
             start = tokens if ask.prompt_tokens is None else float(ask.prompt_tokens)
             ceiling = math.inf if ask.max_context_tokens is None else float(ask.max_context_tokens)
             declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
-            row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared)
+            announced = ask.expected_turns is not None and ask.expected_turns > 1
+            row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared, announced)
         self.rows[sid] = row
         self._rename(row, now["class"])
         self._grow(row, tokens)
@@ -66,6 +67,8 @@ class Mirror:
         row.reported_ms = int(now["ctx_at"])
         row.growing = now["phase"] != "TOOL_WAIT"
         row.shared_blocks = int(now["shr"])
+        # Turns count from 0. A tool gap alone says nothing: callers tell of one after their last turn too.
+        row.returns = row.returns or int(now.get("turn") or 0) > 0
 
     def _rename(self, row: Row, name: str) -> None:
         """A session that turned out to be of another class takes along what it gained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from moorage import (
     SessionProgress,
     Unauthenticated,
     Unavailable,
+    credentials,
 )
 from moorage.v1 import scheduler_pb2 as pb
 from moorage.v1 import scheduler_pb2_grpc
@@ -199,6 +201,31 @@ async def test_a_refused_stream_fails_its_calls_at_once(streams: FakeStreams, st
     refused = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in refused] == [Unauthenticated] * 2
     assert streams.opened == 1
+
+
+async def test_a_token_may_be_replaced_while_a_stream_lives(
+    streams: FakeStreams, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "LOOK_EVERY", 0.0)
+    good, file = "Bearer old", tmp_path / "token"
+
+    async def script(frame: pb.DispatchRequest, context: Any) -> Any:
+        if dict(context.invocation_metadata())["authorization"] != good:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "who")
+        return None
+
+    streams.script = script
+    file.write_text("old")
+    async with AsyncClient(address, token_file=str(file)) as client, client.dispatch() as stream:
+        await stream.admit("s")
+        good = "Bearer newer"
+        file.write_text("newer")
+        assert (await stream.place("s", lease_token="t")).lease.token == "s"
+        assert streams.opened == 2
+        good = "Bearer another"
+        with pytest.raises(Unauthenticated):
+            await stream.place("s", lease_token="t")
+        assert streams.opened == 3, "one that never was good is not tried again"
 
 
 async def test_who_leaves_cancels_its_call_alone(streams: FakeStreams, stream: AsyncDispatch) -> None:

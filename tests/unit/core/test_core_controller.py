@@ -11,8 +11,10 @@ import pytest
 from moorage_server.core import controller, forecast
 from moorage_server.core.config import MISA, MISA_T, POLICIES, SESSION, STATIC, ClassConfig
 from moorage_server.core.controller import Happened, Outcome, Ruling, State
+from moorage_server.core.estimates import Exposure
 from moorage_server.core.survival import bin_of
 from moorage_server.core.view import Class, Ended, Pool
+from moorage_server.core.watch import Watched
 from tests.unit.core.builders import NOW, config, instance, later, needs, pool, published, row
 
 
@@ -209,3 +211,25 @@ def test_tokens_of_any_size_are_counted() -> None:
     view = pool(instance(block_size=1, total_blocks=2**40, used_blocks=2**40, max_context=None))
     assert needs(view, row(2.0**40), row(2.0**40))[0] == 2**41
     assert rule(view).budget == 2**40
+
+
+def roomy() -> State:
+    """Of an engine that serves many as fast as few: one more session brings all of its pace."""
+    watched = Watched("1")
+    for look in range(60):
+        watched.pace.take(4.0 + look % 9, (4.0 + look % 9) / 0.008, 1.0)
+    return State(watched={"a": watched})
+
+
+def test_beyond_the_budget_until_somebody_comes_back_for_what_is_cached() -> None:
+    """Callers that never report a tool gap have later turns too: a gateway that asks for each placement, for one."""
+    alone = pool(instance(by_class={"rlvr": 4}, sessions=4), classes={"rlvr": Class(active=4)})
+    rows = [row(), row(), row()]
+    assert controller.epoch(roomy(), alone, [*rows, row()], Happened()).rulings["a"].budget > 1100
+    returns = controller.epoch(roomy(), alone, [*rows, row(returns=True)], Happened())
+    assert returns.rulings["a"].budget <= 768
+    seen = Class(active=4, expected_hit_tokens=100, found_hit_tokens=90)
+    hits = replace(alone, classes={"rlvr": seen})
+    state = roomy()
+    state.exposures["rlvr"] = Exposure(seen=Class())
+    assert controller.epoch(state, hits, [*rows, row()], Happened()).rulings["a"].budget <= 768

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,30 @@ def test_counts_of_the_survival_function_are_kept_to_four_decimals() -> None:
 
 @pytest.mark.parametrize("text", ["", '{"layout": 0}', "{}"])
 def test_what_is_not_of_this_layout_is_learnt_anew(text: str) -> None:
+    assert persist.load(text) == State()
+
+
+def changed(change: Any) -> str:
+    data = json.loads(persist.dump(State(exposures={"a": Exposure()}, watched={"i": Watched("1")})))
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "7",
+        changed(lambda data: data["watched"]["i"].update(later=1)),
+        changed(lambda data: data["watched"]["i"].pop("pace")),
+        changed(lambda data: data["exposures"]["a"].update(later=1)),
+        changed(lambda data: data.pop("at_ms")),
+        changed(lambda data: data.update(watched=[1])),
+    ],
+)
+def test_what_makes_no_sense_stops_no_pool(text: str) -> None:
+    """A release that added a field and forgot to raise the layout must not stop the one before it, or after."""
     assert persist.load(text) == State()
 
 

@@ -117,3 +117,35 @@ def test_where_a_session_failed_nobody_new_goes_until_it_is_heard_of() -> None:
     assert (failed.candidates, failed.reason) == ((), "STALE_SNAPSHOT")
     assert failed.detail == "a session failed on a since it was last heard of"
     assert admission.decide(pool(instance(failed_at_ms=NOW - 3_000)), ask()).candidates
+
+
+def paces(*looks: dict[str, Any]) -> list[float]:
+    """What the pace is made of after looks a second apart: looks that counted, and steps per look."""
+    state, view = State(), pool(instance(**BUSY))
+    for second, changes in enumerate(looks):
+        controller.epoch(state, later(view, second, **changes), [], Happened())
+    pace = state.watched["a"].pace
+    return [round(pace.looks, 3), round(pace.t, 6)]
+
+
+def test_tokens_generated_while_the_gauge_was_not_told_are_nobodys_pace() -> None:
+    """A minute of tokens in one second would be an engine sixty times as fast."""
+    silent = [{"running": None, "generation_tokens": 110 + 100 * n} for n in range(60)]
+    again: list[dict[str, Any]] = [{"generation_tokens": 6_200}, {"generation_tokens": 6_300}]
+    assert paces({"generation_tokens": 10}, *silent, *again) == [1.0, 0.03]
+
+
+def test_a_counter_that_began_anew_is_another_engine() -> None:
+    before: list[dict[str, Any]] = [{"generation_tokens": 1_000 * n} for n in range(1, 30)]
+    assert paces(*before)[0] > 20
+    assert paces(*before, {"generation_tokens": 5}) == [0.0, 0.0]
+    assert paces(*before, {"generation_tokens": 5}, {"generation_tokens": 105}) == [1.0, 0.03]
+
+
+def test_the_pace_of_a_former_incarnation_is_forgotten() -> None:
+    state, view = State(), pool(instance(**BUSY))
+    for second in range(30):
+        controller.epoch(state, later(view, second, generation_tokens=1_000 * second), [], Happened())
+    assert state.watched["a"].pace.looks > 20
+    controller.epoch(state, later(view, 30, generation_tokens=40_000, incarnation="2"), [], Happened())
+    assert state.watched["a"].pace.looks == 0

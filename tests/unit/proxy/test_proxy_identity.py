@@ -120,6 +120,8 @@ def test_the_policy_version_comes_from_its_header() -> None:
     assert ticket({"X-Session-ID": "s"}).policy_version is None
     assert ticket({"X-Policy-Version": "0"}).policy_version == 0
     assert ticket({"x-policy-version": str(2**63 - 1)}).policy_version == 2**63 - 1
-    for wrong in ("-1", "1.5", "step-7", str(2**63)):
+    assert ticket({"X-Policy-Version": "000"}).policy_version == 0
+    assert ticket({"X-Policy-Version": "0" * 5000 + "7"}).policy_version == 7
+    for wrong in ("-1", "1.5", "step-7", str(2**63), "0" * 20 + str(2**63), "0" * 19 + "9" * 30, "9" * 60):
         with pytest.raises(BadRequest, match=rf"X-Policy-Version.*{2**63 - 1}.*{wrong}"):
             ticket({"X-Policy-Version": wrong})
