@@ -1,7 +1,7 @@
 """A pool of rollout actors, as in verl, NeMo-RL or OpenRLHF: processes that each have a `moorage.Client` of their own.
 
     python client/examples/actor_pool.py                # actors are processes of this machine
-    python client/examples/actor_pool.py --ray          # actors are Ray's; pip install 'moorage[ray]'
+    python client/examples/actor_pool.py --ray          # actors are Ray's; pip install -e '.[ray]'
 
 The driver hands out samples and gets them back done, paused or stale. Once enough groups are whole it begins the weight
 update, tells the actors to stop (each sample is paused after its turn) and hands out the next step's samples while

@@ -1,6 +1,6 @@
 """Agents on a plain OpenAI client, with nothing of moorage in the program: `moorage proxy` is its base_url.
 
-    pip install 'moorage[examples]'
+    pip install -e '.[examples]'
     python client/examples/openai_loop.py
     python client/examples/openai_loop.py --engines http://gpu1:8000 http://gpu2:8000 --no-tools
 

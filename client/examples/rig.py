@@ -51,10 +51,16 @@ def options(what: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--server", metavar="HOST:PORT", help="running `moorage serve` [starts one]")
     parser.add_argument("--pool", help="pool to use, and configure [one of its own]")
     parser.add_argument("--engines", nargs="+", default=(), metavar="URL", help="vLLM engines [starts emulated ones]")
-    parser.add_argument("--steps", type=int, default=4, help="training steps [4]")
+    parser.add_argument("--steps", type=_steps, default=4, help="training steps; the last begins no groups [4]")
     parser.add_argument("--groups", type=int, default=2, help="groups that a step trains on [2]")
     parser.add_argument("--max-policy-lag", type=int, default=1, help="versions a sample may lag behind [1]")
     return parser
+
+
+def _steps(text: str) -> int:
+    if (steps := int(text)) < 2:
+        raise argparse.ArgumentTypeError("at least 2, as the last one only finishes what others began")
+    return steps
 
 
 @contextmanager

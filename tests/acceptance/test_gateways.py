@@ -13,7 +13,7 @@ import pytest
 from moorage import AsyncClient
 from tests.integration.engines import Engines
 from tests.integration.gateways import BLOCKS, DOCUMENT
-from tests.integration.processes import Server, eventually
+from tests.integration.processes import Server, eventually, moorage
 from tests.integration.proxies import Ledger, soon
 
 FOLDER = Path(__file__).parents[2] / "client/moorage/proxy"
@@ -52,6 +52,15 @@ async def test_the_router_that_makes_two_calls(server: Server) -> None:
             await two.finish(name)
         await soon(lambda: ledger.sessions() == [])
         assert dict(ledger.state().completed_by_class) == {"agentic": 3}
+
+
+async def test_that_router_does_not_ask_again_for_what_is_refused(server: Server) -> None:
+    names: dict[str, Any] = {}
+    exec(BLOCKS["python"], names)
+    assert moorage("config", "class", "judge", "--refuse", env={"MOORAGE_SERVER": server.address}).returncode == 0
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(names["Refused"], match="judge"):
+            await names["Placements"](client).target("s-1", "judge")
 
 
 def test_links_and_blocks_are_there() -> None:

@@ -23,6 +23,7 @@ import yaml
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from moorage import AsyncClient
 from moorage.cli.options import duration
 from moorage.cli.proxy import proxy as proxy_command
 from moorage.proxy.rules import Rules
@@ -87,6 +88,7 @@ def test_the_blocks_are_there() -> None:
         "make",
         "serve",
         "python",
+        "dispatch",
         "proxy",
         "proxyyaml",
         "grpcurl",
@@ -113,6 +115,14 @@ def test_make_knows_its_targets(block: str) -> None:
         for argument in arguments:
             assert argument.removeprefix("ARGS=") in planned
     assert len(commands) >= 2
+
+
+def test_every_benchmark_named_is_a_target() -> None:
+    named = set(re.findall(r"make bench-([a-z]+)", README))
+    assert {"ablation", "calibrate", "dispatch", "peers", "shifts"} <= named
+    assert [name for name in named if not (ROOT / "bench" / f"{name}.py").exists()] == []
+    offered = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert named <= set(offered.split("Run one of bench/ with ARGS: ")[1].split())
 
 
 def test_the_measuring_commands_have_their_options() -> None:
@@ -170,6 +180,16 @@ def test_the_python_block(server: Server) -> None:
     pool = server.api.inspector.GetPool(ipb.GetPoolRequest(), timeout=PATIENCE_S)
     assert dict(pool.completed_by_class) == {"agentic": 8}
     assert (pool.active_sessions, pool.held_sessions) == (0, 0)
+
+
+async def test_the_block_of_a_router(server: Server) -> None:
+    program: dict[str, Any] = {}
+    exec(BLOCKS["dispatch"], program)
+    async with AsyncClient(server.address) as client:
+        await program["route"](client, "s-1")
+    pool = server.api.inspector.GetPool(ipb.GetPoolRequest(), timeout=PATIENCE_S)
+    assert dict(pool.completed_by_class) == {"rlvr": 1}
+    assert pool.active_sessions == 0
 
 
 def _proxy(flags: list[str]) -> tuple[subprocess.Popen[str], str]:

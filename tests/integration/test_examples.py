@@ -228,6 +228,14 @@ def test_a_plain_openai_client_without_moorage(server: Server, pool: str) -> Non
     assert pb.DECISION_REJECT in {event.decision for event in run.events}
 
 
+@pytest.mark.parametrize("name", ["agent_loop.py", "actor_pool.py", "openai_loop.py"])
+def test_a_single_step_is_refused(name: str) -> None:
+    command = [sys.executable, str(EXAMPLES / name), "--steps", "1"]
+    done = subprocess.run(command, env=environment({}), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "argument --steps: at least 2" in done.stderr
+
+
 def test_their_readme_names_what_there_is() -> None:
     readme = (EXAMPLES / "README.md").read_text("utf-8")
     named = {*re.findall(r"python client/examples/(\w+\.py)", readme)}

@@ -12,7 +12,8 @@ import java.util.concurrent.TimeUnit;
 
 /** Stands in for inference engines and their collector: one small engine that reports that it lives. */
 final class Engine {
-    private static final Duration TIMEOUT = Duration.ofSeconds(5);
+    /** The first call is the program's first: it also loads classes and connects, for seconds on a busy machine. */
+    private static final Duration TIMEOUT = Duration.ofSeconds(20);
 
     private final SchedulerServiceBlockingStub scheduler;
     private final String pool;
