@@ -25,9 +25,13 @@ LEAST = 0.2
 
 @dataclass(slots=True)
 class Pace:
-    """Decayed sums over looks at one engine: n sequences that ran, and t seconds per step."""
+    """Decayed sums over looks at one engine: n sequences that ran, and t seconds per step.
+
+    A look counts by the steps it saw: one long prefill at the start must not outweigh a minute of decoding.
+    """
 
     looks: float = 0.0
+    steps: float = 0.0
     n: float = 0.0
     nn: float = 0.0
     t: float = 0.0
@@ -39,21 +43,23 @@ class Pace:
             return
         step_s = running / tokens_per_s
         fade = math.exp(-elapsed_s / _WINDOW_S)
+        steps = elapsed_s / step_s
         self.looks = self.looks * fade + 1.0
-        self.n = self.n * fade + running
-        self.nn = self.nn * fade + running * running
-        self.t = self.t * fade + step_s
-        self.nt = self.nt * fade + running * step_s
+        self.steps = self.steps * fade + steps
+        self.n = self.n * fade + steps * running
+        self.nn = self.nn * fade + steps * running * running
+        self.t = self.t * fade + elapsed_s
+        self.nt = self.nt * fade + elapsed_s * running
 
     def gain(self) -> float | None:
         """Share of its lone pace that one more session would add, 0..1; None while too little was seen."""
         if self.looks < _LEAST_LOOKS:
             return None
-        n, t = self.n / self.looks, self.t / self.looks
-        variance = self.nn / self.looks - n * n
+        n, t = self.n / self.steps, self.t / self.steps
+        variance = self.nn / self.steps - n * n
         if variance < _LEAST_VARIANCE:
             return None
-        slope = max(0.0, (self.nt / self.looks - n * t) / variance)
+        slope = max(0.0, (self.nt / self.steps - n * t) / variance)
         return min(1.0, max(0.0, 1.0 - slope * n / t))
 
 

@@ -67,3 +67,14 @@ def test_beyond_the_budget_only_where_nobody_is_idle_between_turns(
     gain: float | None, protected: float, over: float
 ) -> None:
     assert math.isclose(margin.over(gain, protected), over)
+
+
+@pytest.mark.parametrize(("running", "step_s"), [(1.0, 1.0), (2.0, 10.0)])
+def test_one_slow_look_does_not_hide_what_all_others_say(running: float, step_s: float) -> None:
+    """A prefill of seconds at the start, on an engine where one more session brings nothing."""
+    pace = Pace()
+    pace.take(running, running / step_s, 1.0)
+    for look in range(60):
+        n = 4.0 + look % 9
+        pace.take(n, n / (0.001 * n), 1.0)
+    assert pace.gain() == pytest.approx(0.0, abs=0.1)

@@ -67,7 +67,7 @@ def test_the_controller_rules_the_worked_vector(policy: str, caps: tuple[int, ..
         "rlvr": published(reference_blocks=30.0, residency_s=20.0),
         "rlhf": published(reference_blocks=10.0, residency_s=10.0),
     }
-    ruling, blocks = controller._rule(controller.Watched("1"), one, view, known, 1.0)
+    ruling, blocks = controller._rule(controller.Watched("1"), one, view, known, set(), 1.0)
     assert ruling.class_caps == dict(zip(("agentic", "rlvr", "rlhf"), caps, strict=False))
     assert math.fsum(blocks.values()) == pytest.approx(1000.0 if caps else 0.0)
 
