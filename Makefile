@@ -58,11 +58,11 @@ proto-check: $(INSTALLED_GEN) ## Fail where client/moorage/v1 is not what proto/
 	else echo 'error: client/moorage/v1 is stale: run `make proto`' >&2; exit 1; fi
 
 .PHONY: stubs
-stubs: $(INSTALLED_DEV) proto ## Generate the stubs of Python, Go and TypeScript (Rust: cargo run -p codegen)
+stubs: $(INSTALLED_DEV) proto ## Generate the stubs of Python, Go, Rust and TypeScript
 	@PYTHON=$(CURDIR)/.venv-gen/bin/python PYTHONPATH=. $(BIN)/python .ci/stubs.py
 
 .PHONY: stubs-check
-stubs-check: $(INSTALLED_DEV) $(INSTALLED_GEN) $(if $(CI),toolchains) ## Fail where the stubs of Go or TypeScript are stale (Rust's fail their tests)
+stubs-check: $(INSTALLED_DEV) $(INSTALLED_GEN) $(if $(CI),toolchains) ## Fail where the stubs of Go, Rust or TypeScript are stale
 	@PYTHON=$(CURDIR)/.venv-gen/bin/python PYTHONPATH=. $(BIN)/python .ci/stubs.py --check
 
 .PHONY: chart-docs

@@ -13,7 +13,7 @@ from moorage.v1 import scheduler_pb2 as pb
 from moorage_server import limits
 from moorage_server.api import answers, dispatch
 from moorage_server.api.item_calls import METHODS
-from moorage_server.runtime import desk
+from moorage_server.errors import StoreUnavailable
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused
 from tests.contract.stream_calls import admit, held, info, is_gone, is_held, place, release, report
 from tests.contract.streams import Stream, item
@@ -251,7 +251,7 @@ async def test_an_outage_is_unavailable_for_each_call(plane: Plane, monkeypatch:
 
     async def sometimes(name: str, *args: Any) -> Any:
         if away and name in ("place", "release", "progress", "admit"):
-            raise desk.StoreUnavailable
+            raise StoreUnavailable
         return await run(name, *args)
 
     monkeypatch.setattr(plane.store, "_run", sometimes)

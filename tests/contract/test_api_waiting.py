@@ -10,7 +10,7 @@ import pytest
 
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.core.config import ClassConfig
-from moorage_server.runtime import desk
+from moorage_server.runtime import admissions
 from moorage_server.store import keys
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refused
 
@@ -18,7 +18,7 @@ from tests.contract.plane import POOL, Plane, capped, eventually, new_id, refuse
 @pytest.fixture(autouse=True)
 def _only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks by himself: whoever gets in was woken."""
-    monkeypatch.setattr(desk, "_LOOK_S", 60.0)
+    monkeypatch.setattr(admissions, "_LOOK_S", 60.0)
 
 
 async def _settled(plane: Plane) -> bool:
@@ -72,7 +72,7 @@ async def test_who_waits_gets_in_in_order_of_first_arrival(planes: Any) -> None:
 
 
 async def test_pollers_and_waiters_share_one_queue(planes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_LATE_MS", 30_000)
+    monkeypatch.setattr(admissions, "_LATE_MS", 30_000)
     (plane,) = await planes(config=capped(1))
     await plane.report()
     token = await plane.placed("s")
@@ -187,7 +187,7 @@ async def test_the_newer_of_two_waits_for_one_session_takes_over(planes: Any) ->
 async def test_a_session_that_is_released_while_it_waits_is_told_so(
     planes: Any, monkeypatch: pytest.MonkeyPatch, same_server: bool
 ) -> None:
-    monkeypatch.setattr(desk, "_KEEP_S", 0.2)
+    monkeypatch.setattr(admissions, "_KEEP_S", 0.2)
     here, there = await planes(2, capped(1))
     await here.report()
     await here.placed("s")
@@ -199,7 +199,7 @@ async def test_a_session_that_is_released_while_it_waits_is_told_so(
 
 
 async def test_a_session_that_gets_in_elsewhere_is_told_so(planes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_KEEP_S", 0.2)
+    monkeypatch.setattr(admissions, "_KEEP_S", 0.2)
     here, there = await planes(2)
     waiting = await here.waits("t")
     await there.die()

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from moorage.v1 import scheduler_pb2 as pb
-from moorage_server.runtime import desk
+from moorage_server.runtime import admissions
 from moorage_server.store import keys
 from tests.conftest import Backend
 from tests.contract.plane import POOL, Plane, capped, eventually, new_id, seconds
@@ -137,7 +137,7 @@ async def test_traffic_leaves_nothing_behind(
     planes: Any, backend: Backend, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Who gave up between two tries keeps a place in the queue; here not for half a minute.
-    monkeypatch.setattr(desk, "_PATIENCE_MS", 2_000)
+    monkeypatch.setattr(admissions, "_PATIENCE_MS", 2_000)
     running = await planes(2, capped(CAP))
     traffic = Traffic(backend, list(running), seed)
     async with asyncio.timeout(90):

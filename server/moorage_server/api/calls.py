@@ -7,8 +7,9 @@ import asyncio
 from moorage.v1 import scheduler_pb2 as pb
 from moorage_server.api import answers
 from moorage_server.core.config import OBSERVE
+from moorage_server.runtime.admissions import OnWait
 from moorage_server.runtime.arrivals import Arrival
-from moorage_server.runtime.desk import Desk, OnWait
+from moorage_server.runtime.desk import Desk
 from moorage_server.store.records import OnHold, Placed
 
 

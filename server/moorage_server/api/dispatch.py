@@ -23,7 +23,8 @@ from moorage_server.api.item_order import ItemOrder
 from moorage_server.errors import CallCancelled, InvalidField, MoorageFailure, ServerDraining
 from moorage_server.runtime.arrivals import Arrival
 from moorage_server.runtime.control import ControlPlane
-from moorage_server.runtime.desk import Desk, shows
+from moorage_server.runtime.desk import Desk
+from moorage_server.runtime.views import shows
 from moorage_server.store.records import Placed, Turn
 
 #: Calls of one stream that are carried out, or whose answers are not sent yet: beyond that nothing more is read.
