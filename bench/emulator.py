@@ -16,14 +16,14 @@ from moorage.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Duration of a step, in seconds; the defaults are those of the CPU engine with the tiny model on one core."""
+    """Duration of a step, in seconds; the defaults are those of the CPU engine (results/calibration.md)."""
 
-    step_overhead_s: float = 0.000_5
-    prefill_token_s: float = 0.000_06
-    prefill_context_s: float = 1.1e-8
+    step_overhead_s: float = 0.004_7
+    prefill_token_s: float = 0.000_03
+    prefill_context_s: float = 9e-9
     """Per computed prompt token and token of context before it: attention makes long prompts dearer."""
-    decode_seq_s: float = 0.000_7
-    decode_context_s: float = 2.6e-7
+    decode_seq_s: float = 0.000_25
+    decode_context_s: float = 1.8e-7
     """Per token of context that a decoding sequence reads."""
 
     def step_seconds(self, chunks: Iterable[tuple[int, int]]) -> float:

@@ -43,7 +43,7 @@ class Living:
     shared: Floats
     #: Largest context that the session can reach; infinite where nobody said.
     ceiling: Floats
-    #: Final context that the session declared; NaN where it did not.
+    #: Final context that the session expects; NaN where it did not say.
     declared: Floats
 
 
@@ -123,7 +123,7 @@ def newcomer(ask: Ask, model: Growth, block_size: int, shared: int, max_context:
     tokens = float(tokens_to_book(ask, model))
     if ask.prompt_tokens is None:
         tokens = min(tokens, limit)
-    final = ask.declared_tokens
+    final = ask.expected_tokens
     declared = np.array([np.nan if final is None else float(final)])
     ahead, chance = _curves(model, np.array([tokens]), np.array([limit]), declared)
     blocks = np.maximum(1.0, np.ceil(ahead / block_size) - shared)

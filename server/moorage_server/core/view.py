@@ -47,12 +47,17 @@ class Ask:
     reusable: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     @property
+    def expected_tokens(self) -> int | None:
+        """Final context that the caller expects; None where it did not say. What it allows at most is no expectation."""
+        if self.prompt_tokens is None or self.expected_output_tokens is None:
+            return None
+        expected = self.prompt_tokens + self.expected_output_tokens
+        return expected if self.max_context_tokens is None else min(expected, self.max_context_tokens)
+
+    @property
     def declared_tokens(self) -> int | None:
         """Final context that the caller expects, else the largest it allows; None where it said neither."""
-        if self.prompt_tokens is not None and self.expected_output_tokens is not None:
-            expected = self.prompt_tokens + self.expected_output_tokens
-            return expected if self.max_context_tokens is None else min(expected, self.max_context_tokens)
-        return self.max_context_tokens
+        return self.max_context_tokens if self.expected_tokens is None else self.expected_tokens
 
     def moved(self, tokens: int) -> Ask:
         """What the session asks for once its home is lost: its whole context, ``tokens``, is its prompt now."""

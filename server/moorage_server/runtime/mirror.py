@@ -57,7 +57,7 @@ class Mirror:
             ask = Ask.decode(sid, now["class"], now.get("ask", ""))
             start = tokens if ask.prompt_tokens is None else float(ask.prompt_tokens)
             ceiling = math.inf if ask.max_context_tokens is None else float(ask.max_context_tokens)
-            declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
+            declared = math.nan if ask.expected_tokens is None else float(ask.expected_tokens)
             announced = ask.expected_turns is not None and ask.expected_turns > 1
             row = Row(now["class"], now["inst"], start, start, 0, True, 0, ceiling, declared, announced)
         self.rows[sid] = row
@@ -94,7 +94,7 @@ class Mirror:
         if row is None:
             ask = Ask.decode(sid, ended["class"], ended.get("ask", ""))
             start = float(ask.prompt_tokens or 0)
-            declared = math.nan if ask.declared_tokens is None else float(ask.declared_tokens)
+            declared = math.nan if ask.expected_tokens is None else float(ask.expected_tokens)
             row = Row(ended["class"], "", start, start, 0, False, 0, declared=declared)
         self._rename(row, ended["class"])
         if final is not None and final > row.start_tokens:

@@ -120,12 +120,12 @@ def test_where_a_session_failed_nobody_new_goes_until_it_is_heard_of() -> None:
 
 
 def paces(*looks: dict[str, Any]) -> list[float]:
-    """What the pace is made of after looks a second apart: looks that counted, and steps per look."""
+    """What the pace is made of after looks a second apart: looks that counted, and seconds per step."""
     state, view = State(), pool(instance(**BUSY))
     for second, changes in enumerate(looks):
         controller.epoch(state, later(view, second, **changes), [], Happened())
     pace = state.watched["a"].pace
-    return [round(pace.looks, 3), round(pace.t, 6)]
+    return [round(pace.looks, 3), round(pace.t / pace.steps, 6) if pace.steps else 0.0]
 
 
 def test_tokens_generated_while_the_gauge_was_not_told_are_nobodys_pace() -> None:
