@@ -48,7 +48,7 @@ class Ask:
 
     @property
     def expected_tokens(self) -> int | None:
-        """Final context that the caller expects; None where it did not say. What it allows at most is no expectation."""
+        """Final context that the caller expects; None where it did not say. What it allows at most says nothing."""
         if self.prompt_tokens is None or self.expected_output_tokens is None:
             return None
         expected = self.prompt_tokens + self.expected_output_tokens
