@@ -326,7 +326,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--no-tools", dest="tools", action="store_false", help="results come as messages of the user")
     chosen = parser.parse_args()
-    with standing(chosen, blocks=112, proxy=("--max-hold", "1s")) as rig:
+    with standing(chosen, blocks=72, proxy=("--max-hold", "1s")) as rig:
         rig.moorage("config", "class", "agentic", "--prior-context-tokens", "256")
         asyncio.run(train(rig, chosen))
 
