@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bench import runs
 from bench.emulator import COSTS, EngineConfig
 from bench.intervals import Interval, gains, interval
+from bench.report import lines_of
 from bench.summary import Figures
 from bench.tuning import STICKY, TUNED, Sweep
 from bench.workload import WorkloadConfig
@@ -29,12 +30,6 @@ _COLUMNS: Mapping[str, tuple[Callable[[Figures], float | None], str]] = {
     "continuation hits": (lambda f: f.continuation_hit_rate, ".3f"),
     "mixture off by, points": (lambda f: f.mixture_deviation_points, ".1f"),
 }
-
-
-def lines_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a Markdown table."""
-    head = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def markdown(

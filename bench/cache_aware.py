@@ -5,11 +5,9 @@ least was sent so far; and where requests in flight are far out of balance, to t
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from bench.blocks import extend_hashes
-from bench.routers import Loads, Progress
+from bench.routers import Loads, PerRequestSession, RoutedSession
 from bench.workload import SessionPlan
 
 #: Defaults of vllm-router 0.1.17.
@@ -25,9 +23,9 @@ class CacheAwareRouter:
         self._loads = Loads(engines)
         self._sent: dict[str, set[int]] = {engine: set() for engine in engines}
 
-    def session(self, plan: SessionPlan) -> "_Session":
+    def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
-        return _Session(self)
+        return PerRequestSession(self.choose, self.end)
 
     def choose(self, prompt: Sequence[int]) -> str:
         """Return the engine for a prompt, count the request in, and remember what was sent."""
@@ -60,30 +58,3 @@ class CacheAwareRouter:
 
 def _prefix(hashes: Sequence[int], sent: set[int]) -> int:
     return next((n for n, block in enumerate(hashes) if block not in sent), len(hashes))
-
-
-class _Session:
-    def __init__(self, router: CacheAwareRouter) -> None:
-        self._router = router
-        self._engine: str | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_request()
-
-    async def place(self, turn: int, prompt: Sequence[int]) -> str:
-        self._engine = self._router.choose(prompt)
-        return self._engine
-
-    def report(self, progress: Progress) -> None:
-        if progress.turn_done:
-            self._end_request()
-
-    def _end_request(self) -> None:
-        if self._engine is not None:
-            self._router.end(self._engine)
-            self._engine = None

@@ -85,11 +85,19 @@ def _steady(run: RunRecord, warmup_s: float) -> tuple[Figures, Any]:
 
 def table(pairs: Sequence[Pair]) -> list[str]:
     """Return the comparison as a Markdown table."""
-    heads = (
-        "sessions | samples/min, real | emulated | error | prompt tokens from cache, real | emulated | error | "
-        "continuation hits, real | emulated | within bounds"
+    headings = (
+        "sessions",
+        "samples/min, real",
+        "emulated",
+        "error",
+        "prompt tokens from cache, real",
+        "emulated",
+        "error",
+        "continuation hits, real",
+        "emulated",
+        "within bounds",
     )
-    lines = [f"| {heads} |", f"|{'---|' * (heads.count('|') + 1)}"]
+    rows = []
     for pair in pairs:
         a, b = pair.real, pair.emulated
         cells = (
@@ -104,8 +112,8 @@ def table(pairs: Sequence[Pair]) -> list[str]:
             f"{b.continuation_hit_rate or 0:.3f}",
             "yes" if pair.within else "no",
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return report.lines_of(headings, rows)
 
 
 def markdown(options: argparse.Namespace, pairs: Sequence[Pair], command: str) -> str:

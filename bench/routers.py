@@ -1,7 +1,7 @@
 """Who may start, and where its requests go: plain baselines, behind the interface that moorage also fits."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -86,7 +86,7 @@ class LeastLoadedRouter:
 
     def session(self, plan: SessionPlan) -> RoutedSession:
         """See `Router.session`."""
-        return _LeastLoadedSession(self._loads)
+        return PerRequestSession(lambda prompt: self._loads.take_least(), self._loads.give_back)
 
 
 class StickyRouter:
@@ -147,9 +147,12 @@ class _BoundedSession:
         self._session.report(progress)
 
 
-class _LeastLoadedSession:
-    def __init__(self, loads: Loads) -> None:
-        self._loads = loads
+class PerRequestSession:
+    """A session of which the router knows nothing: `choose` takes an engine for each prompt, `end` gives it back."""
+
+    def __init__(self, choose: Callable[[Sequence[int]], str], end: Callable[[str], None]) -> None:
+        self._choose = choose
+        self._end = end
         self._engine: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -161,7 +164,7 @@ class _LeastLoadedSession:
         self._end_request()
 
     async def place(self, turn: int, prompt: Sequence[int]) -> str:
-        self._engine = self._loads.take_least()
+        self._engine = self._choose(prompt)
         return self._engine
 
     def report(self, progress: Progress) -> None:
@@ -170,7 +173,7 @@ class _LeastLoadedSession:
 
     def _end_request(self) -> None:
         if self._engine is not None:
-            self._loads.give_back(self._engine)
+            self._end(self._engine)
             self._engine = None
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench import runs
-from bench.ablation_report import lines_of
 from bench.conditions import Shift
 from bench.emulator import COSTS
 from bench.player import RunRecord
 from bench.recovery import RECOVERED, WINDOW_S, Completions, Recovery, recovery
+from bench.report import lines_of
 from bench.simulate import Case
 from bench.workload import WorkloadConfig
 from moorage_server.core.config import INFER_ALL, MISA_T, POLICIES, PoolConfig

@@ -34,7 +34,7 @@ class Row:
     growing: bool
     shared_blocks: int
     ceiling: float = math.inf
-    #: Final context that it declared; NaN where it did not.
+    #: Final context that it expects; NaN where it did not say.
     declared: float = math.nan
     #: It has, or announced, more turns than one: what it leaves in the cache between them must last.
     returns: bool = False
@@ -139,8 +139,8 @@ def needs(
     # Blocks in use that no booking explains belong to somebody all the same.
     held_now = mean[:, 0] + extra if len(instances) else extra
     extra = extra + np.maximum(0.0, used - held_now)
-    margin = np.array([margins.get(i.key, pool.config.forecast_margin) for i in instances])
-    table = forecast.need(mean, variance, proven, extra, margin)
+    kept_free = np.array([margins.get(i.key, pool.config.forecast_margin) for i in instances])
+    table = forecast.need(mean, variance, proven, extra, kept_free)
     return {i.key: tuple(int(n) for n in table[row]) for row, i in enumerate(instances)}
 
 

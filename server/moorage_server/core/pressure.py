@@ -26,7 +26,7 @@ _FLOOR = 0.4
 _COLLAPSE = 0.3
 #: Epochs in a row that must agree before hit rates or waiting requests brake.
 _CONFIRM = 2
-CONFIRM_WAITING = 4
+_CONFIRM_WAITING = 4
 #: Fewer expected tokens than this in a window say nothing.
 _LEAST_TOKENS = 256
 #: h* of a class that was not heard yet, and how far below it is still well.
@@ -147,13 +147,13 @@ def step(
     after.waiting = brake.waiting + 1 if sample.waiting else 0
     if reading.preempted > 0:
         why = f"{reading.preempted} preemptions"
-    elif after.waiting >= CONFIRM_WAITING:
+    elif after.waiting >= _CONFIRM_WAITING:
         why = f"{sample.waiting} requests wait for capacity"
     mending = reading.continuation is not None and _mends(brake, reading.continuation)
     if reading.continuation is not None:
         # Past the knee misses cause misses, whatever one of them costs.
         harm = max(harm, min(1.0, (healthy_hit_rate - reading.continuation) / _COLLAPSE))
-    acts = (after.low >= _CONFIRM and not mending) or reading.preempted > 0 or after.waiting >= CONFIRM_WAITING
+    acts = (after.low >= _CONFIRM and not mending) or reading.preempted > 0 or after.waiting >= _CONFIRM_WAITING
     return _act(after, sample.at_s, epoch_s, why if acts and sample.at_s >= brake.quiet_until_s else "", harm)
 
 
