@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.integration.processes import Server, Start, eventually
+from tests.integration.proxies import Ledger
 
 
 @pytest.fixture
@@ -58,3 +59,18 @@ def conformance_servers(shared_server: Server, tmp_path_factory: pytest.TempPath
 def pool() -> str:
     """Name of a pool that nobody else uses."""
     return f"pool-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with the embedded store for all tests of the file, which take a pool each."""
+    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
+    eventually(running.api.ready)
+    yield running
+    running.end()
+    assert "Traceback" not in running.log()
+
+
+@pytest.fixture
+def ledger(server: Server, pool: str) -> Ledger:
+    return Ledger(server, pool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,8 @@ import yaml
 
 from tests.integration.gateways import BLOCKS, program, running
 from tests.integration.openai_engine import OpenAIEngine, beating, free_address
-from tests.integration.processes import Server, eventually
+from tests.integration.processes import Server
 from tests.integration.proxies import COMPLETIONS, Caller, Ledger, proxied, soon
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server with the embedded store for all tests of the file, which take a pool each."""
-    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
-    eventually(running.api.ready)
-    yield running
-    running.end()
-    assert "Traceback" not in running.log()
-
-
-@pytest.fixture
-def ledger(server: Server, pool: str) -> Ledger:
-    return Ledger(server, pool)
 
 
 @pytest.fixture

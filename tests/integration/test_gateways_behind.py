@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shlex
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from moorage.v1 import inspector_pb2 as ipb
 from tests.integration.engines import ReplayedEngine
 from tests.integration.gateways import BLOCKS, router
 from tests.integration.openai_engine import OpenAIEngine, beating
-from tests.integration.processes import COMMAND, PATIENCE_S, Server, environment, eventually
+from tests.integration.processes import COMMAND, PATIENCE_S, Server, environment
 from tests.integration.proxies import COMPLETIONS, Caller, Ledger, proxied, soon
 
 
@@ -34,21 +34,6 @@ class Behind(OpenAIEngine):
     def url(self) -> str:
         """Where it listens itself."""
         return f"http://127.0.0.1:{self.port}"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server with the embedded store for all tests of the file, which take a pool each."""
-    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
-    eventually(running.api.ready)
-    yield running
-    running.end()
-    assert "Traceback" not in running.log()
-
-
-@pytest.fixture
-def ledger(server: Server, pool: str) -> Ledger:
-    return Ledger(server, pool)
 
 
 @contextlib.asynccontextmanager

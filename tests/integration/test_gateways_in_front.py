@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,26 +15,11 @@ import pytest
 from moorage.v1 import inspector_pb2 as ipb
 from tests.integration.gateways import router
 from tests.integration.openai_engine import OpenAIEngine, beating
-from tests.integration.processes import Server, eventually
+from tests.integration.processes import Server
 from tests.integration.proxies import COMPLETIONS, Answer, Caller, Ledger, proxied, soon
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server with the embedded store for all tests of the file, which take a pool each."""
-    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
-    eventually(running.api.ready)
-    yield running
-    running.end()
-    assert "Traceback" not in running.log()
-
-
-@pytest.fixture
-def ledger(server: Server, pool: str) -> Ledger:
-    return Ledger(server, pool)
 
 
 @pytest.fixture
