@@ -32,6 +32,7 @@ CODE = (
     "backends",
     "blocks",
     "cache_aware",
+    "clairvoyant",
     "conditions",
     "control_plane",
     "emulator",

@@ -22,6 +22,7 @@ from unittest.mock import patch
 from bench import report, virtual_time
 from bench.backends import EmulatedBackend
 from bench.cache_aware import CacheAwareRouter
+from bench.clairvoyant import ClairvoyantRouter
 from bench.conditions import Shift, carry_out, collector
 from bench.control_plane import PRIOR_SAMPLE
 from bench.emulator import COSTS, EmulatedEngine, EngineConfig
@@ -185,7 +186,7 @@ async def watch(desk: Desk, record: RunRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulated run: `router` is moorage's policy name, or sticky, cache-aware or least-loaded."""
+    """One simulated run: `router` is moorage's policy name, or sticky, cache-aware, least-loaded or clairvoyant."""
 
     router: str
     cap: int | None = None
@@ -236,6 +237,8 @@ async def play(case: Case) -> RunRecord:
             )
         elif case.router == "least-loaded":
             router = LeastLoadedRouter(list(backends))
+        elif case.router == "clairvoyant":
+            router = ClairvoyantRouter(list(backends), case.blocks, EngineConfig().block_size)
         else:
             store = await open_store(None, embedded=True)
             config = pool_config(case)
@@ -273,7 +276,10 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__)
     parser.add_argument(
-        "routers", nargs="+", metavar="ROUTER", help="static session misa misa-t sticky cache-aware least-loaded"
+        "routers",
+        nargs="+",
+        metavar="ROUTER",
+        help="static session misa misa-t sticky cache-aware least-loaded clairvoyant",
     )
     parser.add_argument("--cap", type=int, help="sessions per engine of static and sticky")
     parser.add_argument("--engines", type=int, default=2)

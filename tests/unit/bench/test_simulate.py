@@ -28,8 +28,9 @@ def test_keys_of_the_store_expire_by_virtual_time() -> None:
     assert found == [b"mine", None]
 
 
-def test_the_same_case_plays_the_same_run() -> None:
-    case = Case("misa-t", duration_s=15.0, live=24)
+@pytest.mark.parametrize("router", ["misa-t", "clairvoyant"])
+def test_the_same_case_plays_the_same_run(router: str) -> None:
+    case = Case(router, duration_s=15.0, live=24)
     assert run(case) == run(case)
 
 
