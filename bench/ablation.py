@@ -15,7 +15,7 @@ from bench.emulator import COSTS, EngineConfig
 from bench.player import RunRecord
 from bench.simulate import Case
 from bench.summary import Figures, Wait, holds
-from bench.tuning import COARSE, STICKY, TUNED, Play, Sweep, steady, tune
+from bench.tuning import BOUND, COARSE, STICKY, TUNED, Play, Sweep, steady, tune
 from bench.workload import TARGET_MIXTURE, WorkloadConfig
 from moorage_server.core.config import MISA, MISA_T, SESSION
 
@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 LIVE_PER_ENGINE = 48
 UNLIMITED_BLOCKS = 6_000
 CACHE_AWARE = "cache-aware"
+CLAIRVOYANT = "clairvoyant"
 
 MIXES: Mapping[str, Mapping[str, float]] = {
     "agentic only": {"agentic": 1.0},
@@ -64,11 +65,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """One mix: the sweep of the sticky router's cap, and what the policy made of it."""
+    """One mix: the sweep of the sticky router's cap, what the policy made of it, and who knows all plans in advance."""
 
     name: str
     sweep: Sweep
     adaptive: Row
+    clairvoyant: Row
 
 
 def safe_cap(case: Case) -> int:
@@ -93,6 +95,7 @@ def variants(base: Case, best: int, best_sticky: int) -> dict[str, Case]:
         "static, high load": replace(base, router=CACHE_AWARE, cap=base.live),
         "least loaded, no admission": replace(base, router="least-loaded"),
         STICKY: replace(base, router="sticky", cap=best_sticky),
+        BOUND: replace(base, router=CLAIRVOYANT),
         "bound: unlimited KV": unlimited,
     }
 
@@ -114,14 +117,16 @@ def table(base: Case, seeds: Sequence[int], warmup_s: float, play: Play) -> Tabl
 
 
 def mix(name: str, base: Case, seeds: Sequence[int], warmup_s: float, play: Play) -> Mix:
-    """Hold the policy against the best static cap of one mix."""
+    """Hold the policy against the best static cap of one mix, and against the bound."""
     case = replace(base, workload=replace(base.workload, mixture=dict(MIXES[name])))
     # What is known in advance is played at once.
     count = len(seeds)
+    uncapped = [replace(case, router=router, seed=seed) for router in (MISA_T, CLAIRVOYANT) for seed in seeds]
     first = [replace(case, router="sticky", cap=cap, seed=seed) for cap in COARSE for seed in seeds]
-    adaptive = play([*(replace(case, router=MISA_T, seed=seed) for seed in seeds), *first])[:count]
+    records = play([*uncapped, *first])
     sweep = tune(replace(case, router="sticky"), seeds, warmup_s, play)
-    return Mix(name, sweep, row(MISA_T, adaptive, warmup_s))
+    adaptive, clairvoyant = records[:count], records[count : 2 * count]
+    return Mix(name, sweep, row(MISA_T, adaptive, warmup_s), row(BOUND, clairvoyant, warmup_s))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -14,6 +14,8 @@ TUNED = "static, sweep-tuned"
 """The row of the best static cap under the cache-aware policy of the usual routers: the paper's baseline."""
 STICKY = "sticky router, sweep-tuned"
 """The row of the best cap of a plain router: first come first served, a session stays where it began."""
+BOUND = "bound: clairvoyant admission"
+"""The row of who knows every session's plan in advance: what admission can get from the same memory."""
 COARSE = (3, 6, 12, 24, 48)
 """Caps tried first, in sessions per engine."""
 ROUNDS = 3

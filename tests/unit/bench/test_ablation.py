@@ -11,7 +11,7 @@ from bench.ablation import table, variants
 from bench.ablation_report import markdown, plot
 from bench.player import RunRecord, SessionRecord, TurnRecord
 from bench.simulate import Case
-from bench.tuning import TUNED, tune
+from bench.tuning import BOUND, TUNED, tune
 from bench.workload import WorkloadConfig
 
 BASE = Case("misa-t", engines=2, live=96, duration_s=100.0)
@@ -23,7 +23,7 @@ def rate_of(case: Case) -> int:
     if case.router in ("cache-aware", "sticky"):
         assert case.cap is not None
         return 100 - 2 * abs(case.cap - 10) + case.seed
-    return 110 + case.seed
+    return (130 if case.router == "clairvoyant" else 110) + case.seed
 
 
 def record_of(case: Case) -> RunRecord:
@@ -61,7 +61,7 @@ def test_the_safe_cap_holds_the_largest_contexts() -> None:
     assert ablation.safe_cap(replace(BASE, workload=WorkloadConfig(max_context=1_000))) == 23
 
 
-def test_variants_differ_in_nothing_but_their_router_and_the_bound_in_its_cache() -> None:
+def test_variants_differ_in_nothing_but_their_router_and_unlimited_memory_in_its_blocks() -> None:
     named = variants(BASE, 9, 8)
     assert {name: (case.router, case.cap) for name, case in named.items() if "static" in name} == {
         "static, 128K-safe": ("cache-aware", 3),
@@ -88,6 +88,11 @@ def test_the_report_compares_by_seed_and_shows_its_command(tmp_path: Path) -> No
     expected += 50 * ((112 / rate_of(replace(BASE, router="cache-aware", cap=best, seed=2))) - 1)
     assert f"{expected:+.1f} ±" in row
     assert "| agentic | rlhf |" in text
+    # 131 and 132 samples in 100 s.
+    assert f"\n| {BOUND} | 78.9 ±" in text
+    heading, _, line = (line.split(" | ") for line in text.splitlines()[-5:-2])
+    assert line[0] == "| rlhf only"
+    assert line[heading.index(BOUND)].startswith("78.9 ±")
     plot([made], [mix], options.out)
     assert {path.name for path in tmp_path.iterdir()} == {
         "ablation-rates-2.png",
