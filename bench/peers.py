@@ -2,7 +2,8 @@
 
 Every peer plays every seed at each of its caps (sessions in hand at once; those above it wait, first come first
 served), in an order shuffled per seed and round. A finished run is written to `--out` at once and not played again, so
-that a comparison can be stopped and taken up. The bound, `unlimited`, comes last: it needs engines with more blocks.
+that a comparison can be stopped and taken up. Two are bounds: `clairvoyant` knows every plan in advance, `unlimited`
+has KV memory for all; that one comes last, as it needs engines with more blocks.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 from bench import children, cpu, engines, peers_report, real, vllm_router
 from bench.backends import Backend, VllmBackend
 from bench.children import cancel_on_sigterm, measured
+from bench.clairvoyant import ClairvoyantRouter
 from bench.control_plane import free_port
 from bench.player import PlayConfig, Player, RunRecord
 from bench.routers import BoundedRouter, LeastLoadedRouter, Router, StickyRouter
@@ -43,11 +45,21 @@ DEFAULT_CAPS: Mapping[str, tuple[int | None, ...]] = {
     "round_robin": (None,),
     "least_loaded": (None,),
     "moorage": (None,),
+    "clairvoyant": (None,),
     "unlimited": (48, 64, None),
 }
 """Peers and the caps at which each plays; None is no bound but `--live`."""
 
-DEFAULT_PEERS = ("moorage", "cache_aware", "sticky_least_loaded", "program", "round_robin", "least_loaded", "unlimited")
+DEFAULT_PEERS = (
+    "moorage",
+    "cache_aware",
+    "sticky_least_loaded",
+    "program",
+    "round_robin",
+    "least_loaded",
+    "clairvoyant",
+    "unlimited",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -107,8 +119,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--caps: {error}")
     if stray := given.keys() - set(options.peers):
         parser.error(f"--caps for peers that do not play: {', '.join(sorted(stray))}")
-    if peers_report.SUBJECT in given:
-        parser.error(f"--caps: {peers_report.SUBJECT} admits by itself")
+    for peer in (peers_report.SUBJECT, peers_report.CLAIRVOYANT):
+        if peer in given:
+            parser.error(f"--caps: {peer} admits by itself")
     if not 0 <= options.warmup < options.duration:
         parser.error(f"--warmup is {options.warmup:g}, and must be shorter than --duration, {options.duration:g}")
     options.caps = {peer: given.get(peer, DEFAULT_CAPS[peer]) for peer in options.peers}
@@ -236,6 +249,8 @@ async def _peer(
         return LeastLoadedRouter(urls), backends
     if run.peer == "unlimited":
         return StickyRouter(urls), backends
+    if run.peer == "clairvoyant":
+        return ClairvoyantRouter(urls, options.blocks, options.block_size), backends
     logs = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     capacity = options.blocks * options.block_size
     url = stack.enter_context(vllm_router.vllm_router(options.vllm_router, run.peer, urls, capacity, logs))

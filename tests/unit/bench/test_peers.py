@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,9 @@ import pytest
 
 from bench import peers
 from bench.backends import VllmBackend
+from bench.clairvoyant import ClairvoyantRouter
 from bench.peers import Run
+from bench.workload import SessionPlan, Turn
 
 DIRECTORIES = ["--vllm-dir", "v", "--serve-script", "s.sh", "--out", "out"]
 
@@ -44,7 +47,8 @@ def test_caps_are_given_by_peer() -> None:
         (["--caps", "program=0"], "below 1"),
         (["--caps", "program=many"], "many"),
         (["--peers", "moorage", "--caps", "program=8"], "do not play: program"),
-        (["--caps", "moorage=8"], "admits by itself"),
+        (["--caps", "moorage=8"], "moorage admits by itself"),
+        (["--caps", "clairvoyant=8"], "clairvoyant admits by itself"),
         (["--duration", "30"], "--warmup is 45"),
     ],
 )
@@ -106,3 +110,26 @@ def test_an_engine_that_others_use_or_of_another_size_is_refused(monkeypatch: py
     with pytest.raises(RuntimeError, match="has 6000 KV blocks, and 768 are asked for"):
         asyncio.run(peers._prepare(Engine([0], blocks=6000), 768))
     assert busy.resets == 0
+
+
+def test_the_bound_of_admission_has_the_blocks_that_the_peers_have() -> None:
+    options = peers.parse([*DIRECTORIES, "--blocks", "300", "--block-size", "16"])
+    run = Run(1, 1, "clairvoyant", None)
+    assert peers.settings(options, run)["blocks"] == 300
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            direct = [await stack.enter_async_context(Engine([0], blocks=300))]
+            router, backends = await peers._peer(options, run, direct, stack)
+            assert isinstance(router, ClairvoyantRouter)
+            assert list(backends) == ["http://e"]
+            # 4,784 tokens in blocks of 16 hold five contexts of 880.
+            plan = SessionPlan("s", "rlvr", "g", 1, tuple(range(80)), (Turn(0, 800, 0.0),))
+            tasks = [asyncio.create_task(router.session(plan).__aenter__()) for _ in range(20)]
+            await asyncio.sleep(0)
+            assert (router.living, router.waiting) == ({"http://e": 5}, 15)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())

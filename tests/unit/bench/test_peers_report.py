@@ -39,6 +39,7 @@ TRIALS = [
     document("cache_aware", 16, 1, 50.0),
     document("cache_aware", 16, 2, 50.0),
     document("program", None, 2, 80.0),
+    document("clairvoyant", None, 1, 100.0),
     document("unlimited", 64, 1, 120.0),
 ]
 
@@ -49,7 +50,13 @@ def test_ratios_are_taken_trial_by_trial_at_the_best_cap() -> None:
     assert ratios["cache_aware"].values == (1.8, 2.0)
     assert ratios["program"].values == (1.25,)
     assert ratios["unlimited"].values == (0.75,)
-    assert [ratios[peer].target for peer in ("cache_aware", "program", "unlimited")] == [1.65, 1.3, 0.8]
+    assert ratios["clairvoyant"].values == (0.9,)
+    assert [ratios[peer].target for peer in ("cache_aware", "program", "unlimited", "clairvoyant")] == [
+        1.65,
+        1.3,
+        0.8,
+        None,
+    ]
 
 
 def test_the_report_marks_what_is_reached_and_what_is_not() -> None:
@@ -65,6 +72,13 @@ def test_the_report_marks_what_is_reached_and_what_is_not() -> None:
     assert row.split(" | ")[2:4] == ["2", "42.5 (40.0 to 45.0)"]
     assert row.endswith("| 0.50 (0.50 to 0.50) | rlhf 10.0, rlvr 20.0 | 4 |")
     assert "| moorage | live | 0.20 | 1.70 | 0.05 |" in lines
+
+
+def test_the_bound_of_admission_is_told_and_is_no_target() -> None:
+    lines = peers_report.markdown(TRIALS, "python -m bench.peers").splitlines()
+    rows = [line for line in lines if "clairvoyant" in line and line.startswith("|")]
+    assert [row.split(" | ")[:2] for row in rows] == [["| clairvoyant", "live"]] * 3
+    assert "| clairvoyant | live | 0.90 | 0.90 to 0.90 | - | 1 |" in rows
 
 
 def test_without_moorage_there_are_no_ratios() -> None:
