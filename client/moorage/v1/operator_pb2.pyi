@@ -183,9 +183,7 @@ class PoolConfig(google.protobuf.message.Message):
     max_sessions_per_instance: builtins.int
     """See min_sessions_per_instance."""
     forecast_margin: builtins.float
-    """Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
-    much keeps less.
-    """
+    """Margin of the occupancy forecast, in standard deviations (z)."""
     healthy_hit_rate: builtins.float
     """Continuation hit rate below which the brake acts."""
     max_passes: builtins.int

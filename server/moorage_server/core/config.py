@@ -69,7 +69,7 @@ class PoolConfig:
     #: paper's version, for comparison.
     reference_caps: bool = False
     #: z of the forecast: standard deviations above the mean that must still fit (policy.md section 7), at most.
-    forecast_margin: float = 1.0
+    forecast_margin: float = 1.25
     healthy_hit_rate: float = 0.9
     #: Sessions' worth of admissions that may pass a class whose head does not fit (policy.md section 7).
     max_passes: int = 12

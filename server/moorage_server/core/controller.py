@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moorage_server.core import config as cfg
-from moorage_server.core import estimates, forecast, margin, placement, pressure, quotas, watch
+from moorage_server.core import estimates, forecast, pace, placement, pressure, quotas, watch
 from moorage_server.core.config import ClassConfig, PoolConfig
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.labels import Memory
@@ -82,8 +82,6 @@ class Outcome:
     published: Mapping[str, Published]
     rulings: Mapping[str, Ruling]
     needs: Mapping[str, tuple[int, ...]]
-    #: z in force, by instance.
-    margins: Mapping[str, float]
 
 
 def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> Outcome:
@@ -103,14 +101,11 @@ def epoch(state: State, pool: Pool, rows: Iterable[Row], happened: Happened) -> 
                 held = published[name].quota_blocks
                 published[name] = replace(published[name], quota_blocks=held + quota)
     state.at_ms = pool.now_ms
-    margins = {key: w.margin(pool.config) for key, w in state.watched.items()}
-    return Outcome(published, rulings, needs(pool, rows, published, margins), margins)
+    return Outcome(published, rulings, needs(pool, rows, published))
 
 
-def needs(
-    pool: Pool, rows: Iterable[Row], published: Mapping[str, Published], margins: Mapping[str, float]
-) -> dict[str, tuple[int, ...]]:
-    """Blocks needed per instance at each horizon, from what is known now, with the margins that the last epoch set."""
+def needs(pool: Pool, rows: Iterable[Row], published: Mapping[str, Published]) -> dict[str, tuple[int, ...]]:
+    """Blocks needed per instance at each horizon, from what is known now."""
     instances = [i for i in pool.instances.values() if not i.gone]
     index = {i.key: n for n, i in enumerate(instances)}
     kept = [r for r in rows if r.instance in index]
@@ -139,8 +134,7 @@ def needs(
     # Blocks in use that no booking explains belong to somebody all the same.
     held_now = mean[:, 0] + extra if len(instances) else extra
     extra = extra + np.maximum(0.0, used - held_now)
-    kept_free = np.array([margins.get(i.key, pool.config.forecast_margin) for i in instances])
-    table = forecast.need(mean, variance, proven, extra, kept_free)
+    table = forecast.need(mean, variance, proven, extra, pool.config.forecast_margin)
     return {i.key: tuple(int(n) for n in table[row]) for row, i in enumerate(instances)}
 
 
@@ -201,9 +195,9 @@ def _rule(
     gap_s = max((g for g in gaps if g is not None), default=0.0)
     capacity = instance.capacity(config)
     allocation = watched.allocation or 0.0
-    over = margin.over(watched.pace.gain(), _protected(instance, published, returning))
-    budget = forecast.budget(capacity, allocation, gap_s, brake.factor, over) if capacity is not None else 0
     demand = _demand(pool, instance)
+    over = pace.over(watched.pace.gain(), _protected(demand, published, returning))
+    budget = forecast.budget(capacity, allocation, gap_s, brake.factor, over) if capacity is not None else 0
     room = int((capacity or 0) * brake.factor) if config.reference_caps else budget
     cap = _cap(config, instance, room, demand, published)
     table = _quotas(config, capacity, demand, published)
@@ -225,13 +219,13 @@ def _rule(
     return ruling, {name: quota.blocks for name, quota in table.items()}
 
 
-def _protected(instance: Instance, published: Mapping[str, Published], returning: Collection[str]) -> float:
-    """Share of the instance's blocks that classes of several turns hold; all of them while a class is unknown.
+def _protected(demand: Mapping[str, float], published: Mapping[str, Published], returning: Collection[str]) -> float:
+    """Share of the demanded blocks that is of classes of several turns; all of them while a class is unknown.
 
-    Not every caller says when it waits for a tool: who placed a later turn (``returning``), or was expected to find an
-    earlier one in the cache, has several turns all the same.
+    Who waits counts like who is there: what they will leave in the cache must last. Not every caller says when it waits
+    for a tool: whoever placed a later turn (``returning``), or was expected to find an earlier one, has several.
     """
-    held = {name: count for name, count in instance.by_class.items() if count > 0}
+    held = {name: count for name, count in demand.items() if count > 0}
     if not held or any(name not in published for name in held):
         return 1.0
 

@@ -67,9 +67,11 @@ def growth(published: Published) -> Growth:
 
 def _curves(model: Growth, tokens: Floats, ceiling: Floats, declared: Floats) -> tuple[Floats, Floats]:
     """Context in tokens and survival chance, both of shape (sessions, horizons)."""
-    ahead = np.minimum(tokens[:, None] + model.tokens_per_s * HORIZONS[None, :], np.maximum(ceiling, tokens)[:, None])
+    grown = tokens[:, None] + model.tokens_per_s * HORIZONS[None, :]
+    ahead = np.minimum(grown, np.maximum(ceiling, tokens)[:, None])
     alive_now = survival.at(model.survival, tokens)[:, None]
-    chance = np.minimum(1.0, survival.at(model.survival, ahead) / np.maximum(alive_now, _UNSEEN))
+    # Who would have grown past its ceiling by then does not wait there: it is over.
+    chance = np.minimum(1.0, survival.at(model.survival, grown) / np.maximum(alive_now, _UNSEEN))
     # Unknown is never zero: a session larger than all that were seen is taken to stay.
     chance = np.where(alive_now < _UNSEEN, 1.0, chance)
     # A young cohort looks small and must not be read as small: without evidence a session is charged what it declared
@@ -103,13 +105,13 @@ def moments(
     return mean, variance, proven
 
 
-def need(mean: Floats, variance: Floats, proven: Floats, extra: Floats, margin: Floats) -> Ints:
+def need(mean: Floats, variance: Floats, proven: Floats, extra: Floats, margin: float) -> Ints:
     """Blocks that must be free of others, per instance: shape (instances, WIDTH).
 
     ``extra``: blocks held by nobody's own part (shared prefixes, and what the engine holds beyond the ledger).
-    ``margin`` is z, in standard deviations, one per instance.
+    ``margin`` is z, in standard deviations.
     """
-    columns = np.concatenate((mean + margin[:, None] * np.sqrt(variance), proven[:, None]), axis=1) + extra[:, None]
+    columns = np.concatenate((mean + margin * np.sqrt(variance), proven[:, None]), axis=1) + extra[:, None]
     return np.ceil(columns).astype(np.int64)
 
 
@@ -143,7 +145,7 @@ def budget(capacity: int, allocation_rate: float, gap_s: float, brake: float, ov
 
     An unreferenced block is evicted in LRU order, so what idle sessions hold survives only while the free list is
     longer than what is allocated (``allocation_rate`` blocks per second) during their gaps (``gap_s``). ``over`` is how
-    much more than there is may be asked for where the engine's own queue does no harm (see ``margin``).
+    much more than there is may be asked for where the engine's own queue does no harm (see ``pace``).
     """
     slack = min(allocation_rate * gap_s, _MOST_SLACK * capacity)
     return max(1, int((capacity - slack) * brake * (1.0 + over)))

@@ -11,7 +11,7 @@ import numpy as np
 from moorage_server.core.controller import State
 from moorage_server.core.estimates import Exposure
 from moorage_server.core.labels import ENCODED
-from moorage_server.core.margin import Pace
+from moorage_server.core.pace import Pace
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.survival import BINS, Survival
 from moorage_server.core.view import Class

@@ -6,6 +6,9 @@ where no session reports), preemptions, and requests that wait for capacity. Eac
 confirmed and not be mending already; the brake acts once and then listens for a while, since what it causes shows late;
 it is let go slowly, and never beyond the physical budget: past it there is a cliff, not a slope (section 7). When
 weights or cache changed, references are learnt anew and nothing brakes for a while.
+
+The forecast's margin is what keeps an instance out of trouble; a brake that bites hard at each small miss wastes more
+than the misses cost. It bites gently, and in full only where hits collapse.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ SETTLE_S = 8.0
 #: Share taken by one braking, seconds until the next, and recovery per second.
 _BITE, _LATCH_S, _RECOVERY = 0.12, 12.0, 0.008
 _FLOOR = 0.4
-#: This far below the healthy rate the brake bites in full, whatever misses cost.
-_COLLAPSE = 0.3
+#: Part of it that is always taken; all of it this far below the healthy rate: past the knee misses cause misses.
+_GENTLE, _COLLAPSE = 0.2, 0.3
 #: Epochs in a row that must agree before hit rates or waiting requests brake.
 _CONFIRM = 2
 _CONFIRM_WAITING = 4
@@ -124,14 +127,11 @@ def settle(brake: Brake, sample: Sample) -> Brake:
     )
 
 
-def step(
-    brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, *, calm: bool = False, harm: float = 1.0
-) -> Brake:
+def step(brake: Brake, sample: Sample, epoch_s: float, healthy_hit_rate: float, *, calm: bool = False) -> Brake:
     """The brake after one more epoch.
 
     ``healthy_hit_rate`` is the continuation hit rate below which it acts. In a ``calm`` epoch (far from full) a rate
-    that is low all the same is not overload but the class's nature, and is learnt. ``harm`` says how much misses cost
-    against what the sessions that cause them bring, 0..1 (see ``margin``): the brake bites by that part.
+    that is low all the same is not overload but the class's nature, and is learnt.
     """
     # The last sample stays whatever its age: epochs may be longer than the window.
     recent = [s for s in brake.samples[:-1] if s.at_s > sample.at_s - WINDOW_S - 1e-9]
@@ -140,21 +140,21 @@ def step(
     if reading.turns:
         after.heard_s = sample.at_s
     why = ""
+    part = _GENTLE
     if reading.continuation is not None:
+        part = min(1.0, max(part, (healthy_hit_rate - reading.continuation) / _COLLAPSE))
         why = _listen_to_turns(after, brake, reading, healthy_hit_rate, calm)
     elif reading.raw is not None and deaf(after):
         why = _listen_to_engine(after, brake, reading.raw)
+        part = 1.0 if why else part
     after.waiting = brake.waiting + 1 if sample.waiting else 0
     if reading.preempted > 0:
         why = f"{reading.preempted} preemptions"
     elif after.waiting >= _CONFIRM_WAITING:
         why = f"{sample.waiting} requests wait for capacity"
     mending = reading.continuation is not None and _mends(brake, reading.continuation)
-    if reading.continuation is not None:
-        # Past the knee misses cause misses, whatever one of them costs.
-        harm = max(harm, min(1.0, (healthy_hit_rate - reading.continuation) / _COLLAPSE))
     acts = (after.low >= _CONFIRM and not mending) or reading.preempted > 0 or after.waiting >= _CONFIRM_WAITING
-    return _act(after, sample.at_s, epoch_s, why if acts and sample.at_s >= brake.quiet_until_s else "", harm)
+    return _act(after, sample.at_s, epoch_s, why if acts and sample.at_s >= brake.quiet_until_s else "", part)
 
 
 def _mends(before: Brake, rate: float) -> bool:
@@ -191,12 +191,12 @@ def _listen_to_engine(after: Brake, before: Brake, raw: float) -> str:
     return ""
 
 
-def _act(brake: Brake, at_s: float, epoch_s: float, why: str, harm: float) -> Brake:
-    """Bites for ``why``, or lets go a little; does neither while it listens to what its last bite did."""
+def _act(brake: Brake, at_s: float, epoch_s: float, why: str, part: float) -> Brake:
+    """Bites for ``why``, by ``part`` of a full bite, or lets go a little; neither while it listens to its last bite."""
     if at_s < brake.latched_until_s:
         return brake
     if why:
-        factor = max(_FLOOR, brake.factor * (1.0 - _BITE * harm))
+        factor = max(_FLOOR, brake.factor * (1.0 - _BITE * part))
         return replace(brake, factor=factor, latched_until_s=at_s + _LATCH_S, low=0, why=why)
     return replace(
         brake, factor=min(1.0, brake.factor + _RECOVERY * epoch_s), why=brake.why if brake.factor < 1.0 else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from moorage_server.core import margin, pressure
+from moorage_server.core import pressure
 from moorage_server.core.config import PoolConfig
-from moorage_server.core.margin import Pace
+from moorage_server.core.pace import Pace
 from moorage_server.core.pressure import Brake, Sample
 from moorage_server.core.view import SERVING, Instance, Pool
 
@@ -57,8 +57,7 @@ class Watched:
             self.brake, self.epoch = pressure.settle(self.brake, sample), instance.epoch
         else:
             healthy = pool.config.healthy_hit_rate
-            calm, harm = _calm(instance, pool.config), margin.share(self.pace.gain())
-            self.brake = pressure.step(self.brake, sample, elapsed_s, healthy, calm=calm, harm=harm)
+            self.brake = pressure.step(self.brake, sample, elapsed_s, healthy, calm=_calm(instance, pool.config))
 
     def _allocate(self, instance: Instance) -> None:
         """Updates a_w, the blocks that the engine allocates per second, from its counters."""
@@ -88,10 +87,6 @@ class Watched:
             rate = (instance.generation_tokens - self.generated) / elapsed_s
             self.pace.take((self.running + instance.running) / 2.0, rate, elapsed_s)
         self.generated, self.running = instance.generation_tokens, instance.running
-
-    def margin(self, config: PoolConfig) -> float:
-        """z in force, in standard deviations."""
-        return config.forecast_margin * margin.share(self.pace.gain())
 
     def _stall(self, pool: Pool, instance: Instance) -> None:
         """An engine can hang behind a front that still answers: requests run, and no counter moves. Counters may stand
@@ -123,7 +118,7 @@ class Watched:
             signal("waiting_for_capacity", _number(instance.waiting_capacity), "brakes when it persists"),
             signal("allocation_blocks_per_second", self.allocation, gap),
             signal("stalled", *self._standstill(instance)),
-            ("margin", self.margin(pool.config), 0.0, self._room(pool)),
+            ("gain", self.pace.gain(), 0.0, "share of its lone pace that one more session would add"),
             ("brake", brake.factor, 0.0, self._belief(pool, instance)),
         )
 
@@ -142,12 +137,6 @@ class Watched:
         if instance.running is None or None in self.done:
             return None, "requests or their tokens are not reported"
         return float(self.stalled), "requests run and no counter moves" if self.stalled else "no"
-
-    def _room(self, pool: Pool) -> str:
-        gain = self.pace.gain()
-        known = "it is not known yet what one more session brings"
-        why = known if gain is None else f"one more session brings {gain:.0%} of the pace it would have alone"
-        return f"standard deviations of the forecast kept free, of {pool.config.forecast_margin:g}: {why}"
 
     def _belief(self, pool: Pool, instance: Instance) -> str:
         now_s = pool.now_ms / 1000.0

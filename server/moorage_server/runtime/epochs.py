@@ -176,7 +176,7 @@ class Epochs:
         if view is None or self._outcome is None:
             return
         outcome = self._outcome
-        needs = controller.needs(view, self._mirror.rows.values(), outcome.published, outcome.margins)
+        needs = controller.needs(view, self._mirror.rows.values(), outcome.published)
         updates = [self._update(view, key, need, None) for key, need in needs.items()]
         if not await self._store.publish(self._pool, self._owner, None, None, False, updates):
             self._state = None

@@ -174,8 +174,7 @@ class PoolSettings(Section):
     )
     forecast_margin: float = Field(
         default=_POOL.forecast_margin,
-        description="Standard deviations above the forecast mean that must still fit (z); fewer where a session more "
-        "brings much.",
+        description="Standard deviations above the forecast mean that must still fit (z).",
     )
     healthy_hit_rate: float = Field(
         default=_POOL.healthy_hit_rate, description="Continuation hit rate below which the brake acts, 0 to 1."

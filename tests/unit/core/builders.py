@@ -103,4 +103,4 @@ def row(tokens: float = 160.0, name: str = "rlvr", home: str = "a", **changes: A
 
 def needs(view: Pool, *rows: Row) -> tuple[int, ...]:
     """The need vector of instance ``a``."""
-    return controller.needs(view, rows, view.published, {})["a"]
+    return controller.needs(view, rows, view.published)["a"]

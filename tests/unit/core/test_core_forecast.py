@@ -54,7 +54,7 @@ def test_the_chance_to_end_by_hand() -> None:
     assert mean[0, :2] == pytest.approx([8.0, 5.0])
     assert variance[0, :2] == pytest.approx([0.0, 25.0])
     assert proven[0] == math.ceil((128.0 + step / 4.0 * 30.0) / 16.0)
-    assert forecast.need(mean, variance, proven, np.array([2.0]), np.ones(1))[0, :2].tolist() == [10, 5 + 5 + 2]
+    assert forecast.need(mean, variance, proven, np.array([2.0]), 1.0)[0, :2].tolist() == [10, 5 + 5 + 2]
 
 
 _row = st.tuples(
@@ -87,9 +87,10 @@ def test_moments_are_what_a_loop_finds(
     for home, name, tokens, shared, ceiling, declared in rows:
         model, most = models[name], max(ceiling, tokens)
         for h, tau in enumerate(HORIZONS):
-            ahead = min(tokens + model.tokens_per_s * tau, most)
+            grown = tokens + model.tokens_per_s * tau
+            ahead = min(grown, most)
             alive = float(survival.at(model.survival, np.array(tokens)))
-            chance = 1.0 if alive < 1e-4 else float(survival.at(model.survival, np.array(ahead))) / alive
+            chance = 1.0 if alive < 1e-4 else float(survival.at(model.survival, np.array(grown))) / alive
             final = model.prior_tokens if math.isnan(declared) else declared
             context = model.evidence * ahead + (1 - model.evidence) * min(max(tokens, final), most)
             blocks = max(1.0, math.ceil(context / sizes[home]) - shared)
@@ -103,12 +104,20 @@ def test_moments_are_what_a_loop_finds(
 
 def test_nobody_and_nothing() -> None:
     mean, variance, proven = forecast.moments(living(), {0: growth()}, np.array([16.0, 16.0]), 2)
-    assert forecast.need(mean, variance, proven, np.array([0.0, 5.0]), np.ones(2)).tolist() == [
+    assert forecast.need(mean, variance, proven, np.array([0.0, 5.0]), 1.0).tolist() == [
         [0] * WIDTH,
         [5] * WIDTH,
     ]
     empty = forecast.moments(living(), {}, np.zeros(0), 0)
-    assert forecast.need(*empty, np.zeros(0), np.zeros(0)).shape == (0, WIDTH)
+    assert forecast.need(*empty, np.zeros(0), 1.0).shape == (0, WIDTH)
+
+
+def test_who_would_have_grown_past_its_ceiling_is_over() -> None:
+    """At 1000 tokens/s a context of 6000 with a ceiling of 7000 does not last 4 s: what it held is free by then."""
+    model = growth(1000.0, 1.0, 100.0, np.where(survival.EDGES < 8000.0, 1.0, 0.0))
+    mean, _, proven = forecast.moments(living((0, 0, 6000.0, 0.0, 7000.0, math.nan)), {0: model}, np.array([16.0]), 1)
+    assert mean.tolist() == [[375.0, 0.0, 0.0, 0.0, 0.0]]
+    assert proven.tolist() == [438.0], "what is proven does not count on it"
 
 
 def test_a_session_larger_than_all_that_were_seen_stays() -> None:
@@ -171,7 +180,7 @@ def test_tokens_of_any_size_stay_finite() -> None:
     assert forecast.newcomer(huge, growth(1.0), 1, 0, 8192)[-1] == 2**40
     rows = living(*((0, 0, float(2**40), 0.0, math.inf, math.nan),) * 50)
     mean, variance, proven = forecast.moments(rows, {0: growth(10.0, 0.5, 2.0**40)}, np.array([1.0]), 1)
-    assert int(forecast.need(mean, variance, proven, np.zeros(1), np.ones(1))[0, 0]) == 50 * 2**40
+    assert int(forecast.need(mean, variance, proven, np.zeros(1), 1.0)[0, 0]) == 50 * 2**40
 
 
 def test_budget_keeps_the_lru_slack_free() -> None:

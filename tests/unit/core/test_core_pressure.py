@@ -14,6 +14,8 @@ from moorage_server.core.pressure import Brake, Sample
 
 #: Tokens expected to be found per second where sessions report.
 FLOW = 4000
+#: After a bite while hits do not collapse, where they do, and at a window of 0.79 that should hit 0.9.
+GENTLE, FULL, EARLY = 0.976, 0.88, 0.9575
 
 
 @dataclass
@@ -31,7 +33,6 @@ class Wheel:
     #: Turns of further classes, cumulative; and whether the instance is far from full.
     others: dict[str, tuple[int, int]] = field(default_factory=dict)
     calm: bool = False
-    harm: float = 1.0
 
     def run(self, seconds: int, rate: float | None = None, *, raw: float | None = None, epoch_s: float = 1.0) -> Wheel:
         """Continuation hits at ``rate``, or none reported; the engine's own at ``raw``, or unknown."""
@@ -46,7 +47,7 @@ class Wheel:
         return self
 
     def step(self, epoch_s: float = 1.0) -> None:
-        self.brake = pressure.step(self.brake, self.sample(), epoch_s, 0.9, calm=self.calm, harm=self.harm)
+        self.brake = pressure.step(self.brake, self.sample(), epoch_s, 0.9, calm=self.calm)
 
     def sample(self) -> Sample:
         turns = {"agentic": (self.expected, self.found), **self.others}
@@ -68,8 +69,8 @@ def test_it_bites_once_after_confirmation_and_then_listens() -> None:
     wheel = Wheel().run(10, 0.97)
     factors = wheel.factors(15, 0.5)
     assert factors[:2] == [1.0, 1.0]
-    assert factors[2:14] == [pytest.approx(0.88)] * 12
-    assert factors[14] == pytest.approx(0.88**2)
+    assert factors[2:14] == [pytest.approx(EARLY)] * 12
+    assert factors[14] == pytest.approx(EARLY * 0.88)
     assert wheel.brake.pressure == pytest.approx(0.47, abs=0.01)
     assert wheel.brake.why == "continuation hit rate 0.50"
 
@@ -90,22 +91,22 @@ def test_a_dip_that_mends_is_left_alone() -> None:
 
 def test_what_was_low_while_the_latch_held_does_not_bite_when_it_mends() -> None:
     wheel = Wheel().run(10, 0.97).run(3, 0.5)
-    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.factor == pytest.approx(EARLY)
     wheel.run(8, 0.5).run(4, 0.9)
     assert wheel.at_s >= wheel.brake.latched_until_s
     assert pressure.read(wheel.brake.samples).continuation == pytest.approx(0.7)
-    assert wheel.brake.factor == pytest.approx(0.888, abs=1e-6)
+    assert wheel.brake.factor == pytest.approx(EARLY + 0.008)
 
 
 def test_it_lets_go_slowly_and_never_beyond_the_budget() -> None:
-    """0.12 to win back at 0.008 per second: 15 s after the latch."""
+    """0.0425 to win back at 0.008 per second: 6 s after the latch."""
     wheel = Wheel().run(10, 0.97).run(3, 0.5)
     wheel.run(11, 0.97)
-    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.factor == pytest.approx(EARLY)
     assert wheel.brake.why == "continuation hit rate 0.79"
-    assert wheel.run(1, 0.97).brake.factor == pytest.approx(0.888)
-    assert wheel.run(13, 0.97).brake.factor == pytest.approx(0.992)
-    assert wheel.run(1, 0.97).brake.factor == pytest.approx(1.0)
+    assert wheel.run(1, 0.97).brake.factor == pytest.approx(EARLY + 0.008)
+    assert wheel.run(4, 0.97).brake.factor == pytest.approx(EARLY + 0.04)
+    assert wheel.run(1, 0.97).brake.factor == 1.0
     assert wheel.run(100, 0.97).brake.factor == 1.0
     assert wheel.brake.why == ""
 
@@ -120,15 +121,12 @@ def test_it_has_a_floor() -> None:
     assert wheel.brake.factor == 0.4
 
 
-def test_it_bites_the_less_the_more_the_sessions_bring() -> None:
-    """A preemption where misses cost a fifth of what they may: 2.4 % instead of 12 %."""
-    wheel = Wheel(harm=0.2).run(10, 1.0)
-    wheel.preemptions = 1
-    assert wheel.run(1, 1.0).brake.factor == pytest.approx(1.0 - 0.12 * 0.2)
-
-
-def test_past_the_knee_it_bites_in_full_whatever_misses_cost() -> None:
-    assert Wheel(harm=0.2).run(12, 0.5).brake.factor == pytest.approx(0.88)
+@pytest.mark.parametrize(
+    ("rate", "factor"), [(0.87, 1.0 - 0.12 * 0.2), (0.8, 1.0 - 0.12 / 3), (0.6, 0.88), (0.1, 0.88)]
+)
+def test_it_bites_by_how_far_hits_are_below_the_healthy_rate(rate: float, factor: float) -> None:
+    """A fifth of 12 % at least, all of it from 0.3 below 0.9 on."""
+    assert Wheel().run(3, rate).brake.factor == pytest.approx(factor, abs=1e-3)
 
 
 def test_few_tokens_say_nothing() -> None:
@@ -153,10 +151,10 @@ def test_counters_that_start_again_say_nothing(counter: str) -> None:
 def test_a_preemption_brakes_at_once() -> None:
     wheel = Wheel().run(10, 0.97)
     wheel.preemptions = 3
-    assert wheel.run(1, 0.97).brake.factor == pytest.approx(0.88)
+    assert wheel.run(1, 0.97).brake.factor == pytest.approx(GENTLE)
     assert wheel.brake.why == "3 preemptions"
     wheel.preemptions = 9
-    assert wheel.run(11, 0.97).brake.factor == pytest.approx(0.88)
+    assert wheel.run(11, 0.97).brake.factor == pytest.approx(GENTLE)
 
 
 def test_preemptions_before_the_first_look_are_history() -> None:
@@ -172,7 +170,7 @@ def test_waiting_requests_brake_when_they_persist() -> None:
     wheel.run(1, 0.97)
     wheel.waiting = 2
     assert wheel.run(3, 0.97).brake.factor == 1.0
-    assert wheel.run(1, 0.97).brake.factor == pytest.approx(0.88)
+    assert wheel.run(1, 0.97).brake.factor == pytest.approx(GENTLE)
     assert wheel.brake.why == "2 requests wait for capacity"
 
 
@@ -186,7 +184,7 @@ def test_the_engines_counters_serve_where_no_session_reports() -> None:
     assert wheel.brake.healthy_raw == pytest.approx(0.8)
     assert wheel.run(1, raw=0.6).brake.factor == 1.0
     wheel.run(8, raw=0.4)
-    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.factor == pytest.approx(FULL)
     assert wheel.brake.why.startswith("engine hit rate")
 
 
@@ -207,7 +205,7 @@ def test_the_engines_counters_serve_again_when_sessions_fall_silent() -> None:
     """Callers that stop reporting: after half a minute the second best signal is better than none."""
     wheel = Wheel().run(20, 0.97, raw=0.9)
     wheel.run(int(pressure.DEAF_S) + 10, raw=0.9).run(6, raw=0.1)
-    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.factor == pytest.approx(FULL)
     assert wheel.brake.why.startswith("engine hit rate")
 
 
@@ -243,7 +241,7 @@ def test_after_new_weights_references_are_learnt_anew_and_nothing_brakes() -> No
     assert (wheel.brake.factor, wheel.brake.healthy, wheel.brake.healthy_raw) == (before.factor, {}, None)
     wheel.preemptions, wheel.waiting = 7, 3
     assert wheel.run(int(pressure.SETTLE_S) - 1, 0.1).brake.factor == 1.0
-    assert wheel.run(2, 0.1).brake.factor == pytest.approx(0.88)
+    assert wheel.run(2, 0.1).brake.factor == pytest.approx(FULL)
 
 
 def test_what_was_braked_before_new_weights_is_let_go_as_slowly() -> None:
@@ -255,9 +253,9 @@ def test_what_was_braked_before_new_weights_is_let_go_as_slowly() -> None:
 def test_epochs_longer_than_the_window_still_see_differences() -> None:
     wheel = Wheel().run(3, 0.97, epoch_s=30.0)
     wheel.preemptions = 1
-    assert wheel.run(1, 0.97, epoch_s=30.0).brake.factor == pytest.approx(0.88)
+    assert wheel.run(1, 0.97, epoch_s=30.0).brake.factor == pytest.approx(GENTLE)
     wheel = Wheel().run(3, 0.97, epoch_s=30.0).run(2, 0.3, epoch_s=30.0)
-    assert wheel.brake.factor == pytest.approx(0.88)
+    assert wheel.brake.factor == pytest.approx(FULL)
 
 
 def test_step_leaves_its_argument_alone() -> None:

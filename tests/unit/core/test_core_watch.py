@@ -87,7 +87,7 @@ def test_new_weights_quiet_the_brake_of_that_instance_alone() -> None:
     after = later(view, 1.0, preemptions=5)
     after.instances["a"].epoch = 1
     found = controller.epoch(state, after, [], Happened()).rulings
-    assert (found["a"].brake, found["b"].brake) == (1.0, pytest.approx(0.88))
+    assert (found["a"].brake, found["b"].brake) == (1.0, pytest.approx(0.976))
     assert beliefs(found["a"])["brake"] == "nothing brakes for 8 s more: weights or cache changed"
 
 

@@ -253,8 +253,7 @@ type PoolConfig struct {
 	GoneAfter *durationpb.Duration `protobuf:"bytes,11,opt,name=gone_after,json=goneAfter,proto3" json:"gone_after,omitempty"`
 	// Length of an epoch of the controller.
 	EpochInterval *durationpb.Duration `protobuf:"bytes,12,opt,name=epoch_interval,json=epochInterval,proto3" json:"epoch_interval,omitempty"`
-	// Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
-	// much keeps less.
+	// Margin of the occupancy forecast, in standard deviations (z).
 	ForecastMargin *float64 `protobuf:"fixed64,13,opt,name=forecast_margin,json=forecastMargin,proto3,oneof" json:"forecast_margin,omitempty"`
 	// Continuation hit rate below which the brake acts.
 	HealthyHitRate *float64 `protobuf:"fixed64,14,opt,name=healthy_hit_rate,json=healthyHitRate,proto3,oneof" json:"healthy_hit_rate,omitempty"`

@@ -63,8 +63,7 @@ pub struct PoolConfig {
     /// Length of an epoch of the controller.
     #[prost(message, optional, tag = "12")]
     pub epoch_interval: ::core::option::Option<::prost_types::Duration>,
-    /// Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
-    /// much keeps less.
+    /// Margin of the occupancy forecast, in standard deviations (z).
     #[prost(double, optional, tag = "13")]
     pub forecast_margin: ::core::option::Option<f64>,
     /// Continuation hit rate below which the brake acts.

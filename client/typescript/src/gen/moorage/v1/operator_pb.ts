@@ -163,8 +163,7 @@ export type PoolConfig = Message<"moorage.v1.PoolConfig"> & {
   epochInterval?: Duration | undefined;
 
   /**
-   * Margin of the occupancy forecast, in standard deviations (z), at most: an instance where one more session brings
-   * much keeps less.
+   * Margin of the occupancy forecast, in standard deviations (z).
    *
    * @generated from field: optional double forecast_margin = 13;
    */

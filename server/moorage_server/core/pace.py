@@ -1,11 +1,9 @@
-"""How much of the forecast's uncertainty is kept free: as much as a miss costs more than another session brings.
+"""What one more session would bring on an engine, and whether more may be asked of it than it has.
 
-The forecast leaves room for z standard deviations (policy.md section 7). Which z is right depends on the engine. Where
-a decoding step takes about as long for many sequences as for few, as on an accelerator that waits for its memory, every
-further session adds its whole pace, and some misses are worth it: an over-timid target loses to a tuned static cap
-(section 4, note 5). Where the engine computes all the time, a further session only slows the others down, and what is
-lost from the cache is lost work. So the time per step is learnt as a line, a + b n over n running sequences; the pace
-n / (a + b n) grows by the share a / (a + b n) of what another session would bring alone, and z shrinks by that share.
+Where a decoding step takes about as long for many sequences as for few, as on an accelerator that waits for its memory,
+every further session adds its whole pace; where the engine computes all the time, a further session only slows the
+others down. So the time per step is learnt as a line, a + b n over n running sequences: the pace n / (a + b n) grows by
+the share a / (a + b n) of what another session would bring alone.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ _WINDOW_S = 90.0
 _LEAST_LOOKS, _LEAST_VARIANCE = 20.0, 0.3
 #: Most that may be asked for beyond the budget, as a share of it; from this share of protected blocks on nothing is.
 _MOST_OVER, _PROTECTED = 0.5, 0.05
-#: Share of the configured margin that is always kept.
-LEAST = 0.2
 
 
 @dataclass(slots=True)
@@ -72,8 +68,3 @@ def over(gain: float | None, protected: float) -> float:
     session brings.
     """
     return 0.0 if gain is None else _MOST_OVER * gain * max(0.0, 1.0 - protected / _PROTECTED)
-
-
-def share(gain: float | None) -> float:
-    """Share of the configured margin that is in force; all of it while the gain is unknown."""
-    return 1.0 if gain is None else max(LEAST, 1.0 - gain)

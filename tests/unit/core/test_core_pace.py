@@ -1,11 +1,11 @@
-"""What one more session would bring, and how much of the forecast's margin is kept for it."""
+"""What one more session would bring, and what may be asked for beyond the budget."""
 
 import math
 
 import pytest
 
-from moorage_server.core import margin
-from moorage_server.core.margin import Pace
+from moorage_server.core.pace import Pace
+from moorage_server.core.pace import over as over_the_budget
 
 
 def looked_at(overhead_s: float, per_sequence_s: float, looks: int = 60) -> Pace:
@@ -29,14 +29,13 @@ def test_gain_is_the_share_of_its_lone_pace_that_a_session_adds(
     assert gain == pytest.approx(expected, abs=0.03)
 
 
-def test_unknown_gain_keeps_the_whole_margin() -> None:
+def test_too_little_says_nothing() -> None:
     assert Pace().gain() is None
     assert looked_at(0.008, 0.0, looks=10).gain() is None, "too few looks"
     constant = Pace()
     for _ in range(60):
         constant.take(8.0, 1000.0, 1.0)
     assert constant.gain() is None, "all at the same n: no slope to be seen"
-    assert margin.share(None) == 1.0
 
 
 def test_what_was_learnt_fades() -> None:
@@ -54,11 +53,6 @@ def test_an_idle_look_says_nothing(running: float, rate: float) -> None:
     assert pace == Pace()
 
 
-@pytest.mark.parametrize(("gain", "kept"), [(0.0, 1.0), (0.4, 0.6), (0.95, margin.LEAST), (1.0, margin.LEAST)])
-def test_the_more_a_session_brings_the_less_is_kept_free(gain: float, kept: float) -> None:
-    assert math.isclose(margin.share(gain), kept)
-
-
 @pytest.mark.parametrize(
     ("gain", "protected", "over"),
     [(1.0, 0.0, 0.5), (0.4, 0.0, 0.2), (None, 0.0, 0.0), (1.0, 0.05, 0.0), (1.0, 0.3, 0.0)],
@@ -66,7 +60,7 @@ def test_the_more_a_session_brings_the_less_is_kept_free(gain: float, kept: floa
 def test_beyond_the_budget_only_where_nobody_is_idle_between_turns(
     gain: float | None, protected: float, over: float
 ) -> None:
-    assert math.isclose(margin.over(gain, protected), over)
+    assert math.isclose(over_the_budget(gain, protected), over)
 
 
 @pytest.mark.parametrize(("running", "step_s"), [(1.0, 1.0), (2.0, 10.0)])
