@@ -85,18 +85,20 @@ class Traffic:
             if isinstance(found, grpc.StatusCode):
                 continue
             if found.decision == pb.DECISION_PLACE:
-                await self.same_for_everybody(sid, found.lease.token)
-                return str(found.lease.token)
+                return await self.same_for_everybody(sid, found.lease.token)
             assert found.decision == pb.DECISION_HOLD
             await asyncio.sleep(0.1)
 
-    async def same_for_everybody(self, sid: str, token: str) -> None:
-        """One session, one living lease, whoever asks."""
+    async def same_for_everybody(self, sid: str, token: str) -> str:
+        """One session, one living lease, whoever asks. Returns its token: another one where the first ran out."""
         if self.dice.random() < 0.2:
             calls = [self.outcome(plane.admit(sid), *BROKEN) for plane in self.planes]
             answers = [a for a in await asyncio.gather(*calls) if a not in BROKEN]
             lives = [a for a in answers if a.decision == pb.DECISION_PLACE]
-            assert len({a.lease.token for a in lives}) <= 1
+            tokens = {str(a.lease.token) for a in lives} or {token}
+            assert len(tokens) == 1
+            return tokens.pop()
+        return token
 
     async def live(self, sid: str, token: str) -> None:
         """A few turns, then the end; or the caller vanishes, and the lease ends the session."""
