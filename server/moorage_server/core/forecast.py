@@ -23,6 +23,9 @@ Ints = NDArray[np.int64]
 
 #: Seconds ahead. Admissions are commitments for the whole residency, but the far future is another epoch's decision.
 HORIZONS: Floats = np.array([0.0, 4.0, 8.0, 16.0, 30.0])
+#: The horizon (8 s) up to which nobody is taken to end where only the ledger can be trusted. It hears of every end at
+#: once, so what comes later is decided by who will have ended.
+PROVEN = 2
 #: Length of a need vector: the horizons, then what is needed if nobody ends (what the ledger alone can prove).
 WIDTH = len(HORIZONS) + 1
 #: Share of the budget that LRU slack may take at most.
@@ -85,7 +88,7 @@ def _curves(model: Growth, tokens: Floats, ceiling: Floats, declared: Floats) ->
 def moments(
     living: Living, classes: Mapping[int, Growth], block_size: Floats, instances: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Mean and variance of the blocks held per instance and horizon, and the blocks held if nobody ends.
+    """Mean and variance of the blocks held per instance and horizon, and the blocks held at ``PROVEN`` if nobody ends.
 
     ``block_size`` in tokens, one per instance. Shapes (instances, horizons), the same, and (instances,).
     """
@@ -101,7 +104,7 @@ def moments(
         blocks = np.maximum(1.0, np.ceil(tokens / block_size[home][:, None]) - living.shared[rows][:, None])
         np.add.at(mean, home, chance * blocks)
         np.add.at(variance, home, chance * (1.0 - chance) * blocks**2)
-        np.add.at(proven, home, blocks[:, -1])
+        np.add.at(proven, home, blocks[:, PROVEN])
     return mean, variance, proven
 
 
@@ -129,7 +132,7 @@ def newcomer(ask: Ask, model: Growth, block_size: int, shared: int, max_context:
     declared = np.array([np.nan if final is None else float(final)])
     ahead, chance = _curves(model, np.array([tokens]), np.array([limit]), declared)
     blocks = np.maximum(1.0, np.ceil(ahead / block_size) - shared)
-    return (*(int(b) for b in np.ceil(chance[0] * blocks[0])), int(blocks[0, -1]))
+    return (*(int(b) for b in np.ceil(chance[0] * blocks[0])), int(blocks[0, PROVEN]))
 
 
 def tokens_to_book(ask: Ask, model: Growth) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage_server.core import forecast, survival
-from moorage_server.core.forecast import HORIZONS, WIDTH, Growth, Living
+from moorage_server.core.forecast import HORIZONS, PROVEN, WIDTH, Growth, Living
 from tests.unit.core.builders import IMMORTAL, ask, published
 
 
@@ -35,14 +35,14 @@ def living(*rows: tuple[int, int, float, float, float, float]) -> Living:
 def test_moments_by_hand() -> None:
     """160 tokens growing by 16 per second in blocks of 16: 10, 14, 18, 26, 40 blocks at 0, 4, 8, 16, 30 s.
 
-    Three blocks are booked elsewhere. Nobody ends, so there is no variance, and the last horizon is what is proven.
+    Three blocks are booked elsewhere. Nobody ends, so there is no variance, and what is proven is what 8 s bring.
     """
     mean, variance, proven = forecast.moments(
         living((0, 0, 160.0, 3.0, math.inf, math.nan)), {0: growth(16.0)}, np.array([16.0]), 1
     )
     assert mean.tolist() == [[7, 11, 15, 23, 37]]
     assert not variance.any()
-    assert proven.tolist() == [37]
+    assert proven.tolist() == [15]
 
 
 def test_the_chance_to_end_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_the_chance_to_end_by_hand() -> None:
     )
     assert mean[0, :2] == pytest.approx([8.0, 5.0])
     assert variance[0, :2] == pytest.approx([0.0, 25.0])
-    assert proven[0] == math.ceil((128.0 + step / 4.0 * 30.0) / 16.0)
+    assert proven[0] == math.ceil((128.0 + step / 4.0 * HORIZONS[PROVEN]) / 16.0)
     assert forecast.need(mean, variance, proven, np.array([2.0]), 1.0)[0, :2].tolist() == [10, 5 + 5 + 2]
 
 
@@ -96,7 +96,7 @@ def test_moments_are_what_a_loop_finds(
             blocks = max(1.0, math.ceil(context / sizes[home]) - shared)
             expected[home, 0, h] += chance * blocks
             expected[home, 1, h] += chance * (1 - chance) * blocks**2
-        held[home] += blocks
+            held[home] += blocks if h == PROVEN else 0.0
     assert mean == pytest.approx(expected[:, 0], rel=1e-9)
     assert variance == pytest.approx(expected[:, 1], rel=1e-6, abs=1e-6)
     assert proven == pytest.approx(held)
@@ -137,7 +137,7 @@ def test_a_newcomer_is_booked_with_its_growth_and_its_chance_to_end() -> None:
     step = float(survival.EDGES[5] - survival.EDGES[4])
     asks = forecast.newcomer(ask(prompt=128), growth(step / 4.0, table=table), 16, 0, None)
     assert asks[:2] == (8, 5)
-    assert asks[-1] == math.ceil((128.0 + step / 4.0 * 30.0) / 16.0)
+    assert asks[-1] == math.ceil((128.0 + step / 4.0 * HORIZONS[PROVEN]) / 16.0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_unknown_prompt_is_booked_within_what_the_instance_takes() -> None:
 def test_evidence_moves_the_charge_from_the_declaration_to_the_forecast() -> None:
     """Half of what growth says, half of what was declared: at 30 s (160 + 300)/2 + 640/2 = 550 tokens, 35 blocks."""
     asks = forecast.newcomer(ask(prompt=160, expected_output_tokens=480), growth(10.0, evidence=0.5), 16, 0, 8192)
-    assert asks == (25, 27, 28, 30, 35, 35)
+    assert asks == (25, 27, 28, 30, 35, 28)
 
 
 def test_tokens_of_any_size_stay_finite() -> None:
