@@ -16,7 +16,7 @@ _WINDOW_S = 90.0
 #: Looks that must have been taken, and how far apart (variance of n) they must lie, to say anything.
 _LEAST_LOOKS, _LEAST_VARIANCE = 20.0, 0.3
 #: Most that may be asked for beyond the budget, as a share of it; from this share of protected blocks on nothing is.
-_MOST_OVER, _PROTECTED = 0.5, 0.05
+_MOST_OVER, _PROTECTED = 0.8, 0.3
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def over(gain: float | None, protected: float) -> float:
 
     Past the physical budget there is a cliff (section 7): what idle sessions left in the cache is evicted. Where nobody
     is idle between turns there is nothing to lose there. ``protected`` is the share of the blocks that classes of
-    several turns hold: without any, the engine's own queue may as well keep its batch full, the more so the more a
-    session brings.
+    several turns hold: the less there are, the more may the engine's own queue keep its batch full, and the more so the
+    more a session brings.
     """
     return 0.0 if gain is None else _MOST_OVER * gain * max(0.0, 1.0 - protected / _PROTECTED)

@@ -55,7 +55,7 @@ def test_an_idle_look_says_nothing(running: float, rate: float) -> None:
 
 @pytest.mark.parametrize(
     ("gain", "protected", "over"),
-    [(1.0, 0.0, 0.5), (0.4, 0.0, 0.2), (None, 0.0, 0.0), (1.0, 0.05, 0.0), (1.0, 0.3, 0.0)],
+    [(1.0, 0.0, 0.8), (0.4, 0.0, 0.32), (None, 0.0, 0.0), (1.0, 0.15, 0.4), (1.0, 0.3, 0.0), (1.0, 0.6, 0.0)],
 )
 def test_beyond_the_budget_only_where_nobody_is_idle_between_turns(
     gain: float | None, protected: float, over: float
