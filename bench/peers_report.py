@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.cpu import ELSEWHERE
-from bench.report import MIN_STEADY_SAMPLES, UNKNOWN
+from bench.report import MIN_STEADY_SAMPLES, UNKNOWN, lines_of
 
 SUBJECT, CLAIRVOYANT, UNLIMITED = "moorage", "clairvoyant", "unlimited"
 
@@ -153,14 +153,7 @@ def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
     return groups
 
 
-def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{'---|' * len(headings)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def _settings(results: Sequence[Result]) -> Iterator[str]:
+def _settings(results: Sequence[Result]) -> list[str]:
     headings = ["peer", "cap", "runs", "samples/min", "prompt tokens from cache", "continuation hits"]
     headings += ["mixture deviation, points", "TTFT p95, s", "hold p95 by class, s", "failed"]
 
@@ -181,10 +174,10 @@ def _settings(results: Sequence[Result]) -> Iterator[str]:
                 str(sum(row.failed for row in group)),
             )
 
-    return _table(headings, rows())
+    return lines_of(headings, rows())
 
 
-def _ratios(ratios: Sequence[Ratio]) -> Iterator[str]:
+def _ratios(ratios: Sequence[Ratio]) -> list[str]:
     def rows() -> Iterator[Sequence[str]]:
         for ratio in ratios:
             bounds = interval(ratio.values)
@@ -197,10 +190,10 @@ def _ratios(ratios: Sequence[Ratio]) -> Iterator[str]:
                 str(len(ratio.values)),
             )
 
-    return _table(("moorage to", "at its best cap", "ratio", "least to most", "95 % interval", "trials"), rows())
+    return lines_of(("moorage to", "at its best cap", "ratio", "least to most", "95 % interval", "trials"), rows())
 
 
-def _targets(results: Sequence[Result], ratios: Sequence[Ratio]) -> Iterator[str]:
+def _targets(results: Sequence[Result], ratios: Sequence[Ratio]) -> list[str]:
     ours = [row for row in results if row.setting == (SUBJECT, None)]
 
     def rows() -> Iterator[Sequence[str]]:
@@ -217,14 +210,14 @@ def _targets(results: Sequence[Result], ratios: Sequence[Ratio]) -> Iterator[str
         name = f"longest p95 hold of a class to the shortest, at most {MOST_HOLD_RATIO:g}"
         yield _verdict(name, unfair, unfair is not None and unfair <= MOST_HOLD_RATIO)
 
-    return _table(("target", "measured", ""), rows())
+    return lines_of(("target", "measured", ""), rows())
 
 
 def _verdict(target: str, value: float | None, reached: bool) -> Sequence[str]:
     return target, _number(value, ".3g"), "reached" if reached else "not reached"
 
 
-def _cpu(results: Sequence[Result]) -> Iterator[str]:
+def _cpu(results: Sequence[Result]) -> list[str]:
     names = list(dict.fromkeys(name for row in results for name in row.cores))
     # Engines of unlimited memory have ports of their own: one column for the engines of all.
     columns = list(dict.fromkeys("engines" if name.startswith("engine ") else name for name in names))
@@ -238,7 +231,7 @@ def _cpu(results: Sequence[Result]) -> Iterator[str]:
             means = [_mean(cores(row, column) for row in group) for column in columns]
             yield peer, _cap(cap), *(_number(mean, ".2f") for mean in means)
 
-    return _table(("peer", "cap", *columns), rows())
+    return lines_of(("peer", "cap", *columns), rows())
 
 
 def _spread(group: Sequence[Result], value: Callable[[Result], float | None], form: str) -> str:

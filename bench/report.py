@@ -1,7 +1,7 @@
 """A run's results as people and programs read them: a Markdown table row, a few lines of text, a JSON file."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def table_row(name: str, summary: Summary) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def lines_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def lines_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table."""
     head = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     return [*head, *(f"| {' | '.join(row)} |" for row in rows)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,15 @@ import pytest
 from tests.conftest import RedisServer
 from tests.integration.processes import Server, Start, eventually
 from tests.integration.proxies import Ledger
+
+
+@contextlib.contextmanager
+def serving(tmp_path_factory: pytest.TempPathFactory, *flags: str, **env: str) -> Iterator[Server]:
+    """A server with flags and MOORAGE_* variables, to share; afterwards it may not have logged a traceback."""
+    server = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", *flags, **env)
+    yield server
+    server.end()
+    assert "Traceback" not in server.log()
 
 
 @pytest.fixture
@@ -35,11 +45,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def shared_server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server on a real Redis for all tests of a file, which take a pool each."""
     env = {"MOORAGE_REDIS_URL": redis_server.url, "MOORAGE_REDIS_KEY_PREFIX": f"i{uuid.uuid4().hex}"}
-    server = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", **env)
-    eventually(server.api.ready)
-    yield server
-    server.end()
-    assert "Traceback" not in server.log()
+    with serving(tmp_path_factory, **env) as server:
+        eventually(server.api.ready)
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +57,8 @@ def conformance_servers(shared_server: Server, tmp_path_factory: pytest.TempPath
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
-        down = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", MOORAGE_REDIS_URL=url)
-        yield {"MOORAGE_SERVER": shared_server.address, "MOORAGE_SERVER_STORE_DOWN": down.address}
-        down.end()
-        assert "Traceback" not in down.log()
+        with serving(tmp_path_factory, MOORAGE_REDIS_URL=url) as down:
+            yield {"MOORAGE_SERVER": shared_server.address, "MOORAGE_SERVER_STORE_DOWN": down.address}
 
 
 @pytest.fixture
@@ -64,11 +70,9 @@ def pool() -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server with the embedded store for all tests of the file, which take a pool each."""
-    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
-    eventually(running.api.ready)
-    yield running
-    running.end()
-    assert "Traceback" not in running.log()
+    with serving(tmp_path_factory, "--embedded") as running:
+        eventually(running.api.ready)
+        yield running
 
 
 @pytest.fixture

@@ -11,20 +11,11 @@ import aiohttp
 import pytest
 
 from tests.integration.openai_engine import OpenAIEngine, beating, free_address
-from tests.integration.processes import COMMAND, PATIENCE_S, Server, environment, eventually, moorage
+from tests.integration.processes import COMMAND, PATIENCE_S, Server, environment, moorage
 from tests.integration.proxies import COMPLETIONS, Caller, Ledger, soon
 
 #: Starts a proxy with flags and MOORAGE_* variables; the process, and its URL.
 Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server with the embedded store for all tests of the file, which take a pool each."""
-    running = Server.start(tmp_path_factory.mktemp("serve") / "serve.log", "--embedded")
-    eventually(running.api.ready)
-    yield running
-    running.end()
 
 
 @pytest.fixture
